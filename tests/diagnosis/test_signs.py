@@ -70,6 +70,35 @@ def test_an_exception_that_python_ignores_and_one_of_an_orphan_are_no_signs(tmp_
     assert get_lead(tmp_path, "Terminated", *orphan) != "checkpoint-damaged"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "ERROR:    Exception in ASGI application",
+        "Exception in callback Timer.expire(<Future>)",
+        "Task exception was never retrieved",
+        "--- Logging error ---",
+        "2025-12-05 05:10:30 ERROR wandb-Manager:31 [manager.py:183] Uncaught exception in run_soon callback.",
+    ],
+)
+def test_an_exception_that_a_loop_of_the_program_reports_is_no_sign_nor_is_one_that_it_led_to(
+    tmp_path: Path, head: str
+) -> None:
+    chain = ["", "During handling of the above exception, another exception occurred:", ""]
+    assert get_lead(tmp_path, head, *OWN, "INFO: waiting for requests") == ""
+    assert get_lead(tmp_path, head, *MISSING, *chain, *MISSING, "INFO: waiting for requests") == ""
+    assert get_lead(tmp_path, "ERROR: the program ends", *MISSING, *chain, *MISSING) == "software-mismatch"
+    assert get_lead(tmp_path, head, *OWN, "INFO: waiting for requests", *MISSING) == "software-mismatch"
+
+
+def test_a_warning_is_no_cause_where_an_exception_shows_one(tmp_path: Path) -> None:
+    warning = "/home/u/import_utils.py:32: UserWarning: No module named 'peft'"
+    error = [*TRACEBACK, "TypeError: Attention.__init__() got an unexpected keyword argument 'num_heads'"]
+    found = diagnose(tmp_path, warning, *error)
+    assert found.lead and (found.lead.signature, found.lead.survived) == ("interface-changed", False)
+    both = diagnose(tmp_path, warning, *MISSING)
+    assert both.lead and [each.line for each in both.lead.evidence] == [5]
+
+
 def test_what_an_interrupt_causes_is_a_consequence_and_what_precedes_it_is_not(tmp_path: Path) -> None:
     interrupt = [*TRACEBACK, "KeyboardInterrupt"]
     damaged = [*TRACEBACK, "RuntimeError: PytorchStreamReader failed reading zip archive: invalid header"]
@@ -136,6 +165,7 @@ def test_a_warning_ends_only_a_log_without_steps(tmp_path: Path) -> None:
     [
         "[ERROR] Background srun 'worker-1' died (pid=12).",
         "2026-01-02 10:11:12 - ERROR - the reader stopped",
+        "CRITICAL:__main__:the reader stopped",
         "error: no budget for account physics",
         "reader: error: no budget for account physics",
         'time="2026-01-02T10:11:12Z" level=error msg="no replica"',

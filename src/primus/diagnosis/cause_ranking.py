@@ -53,13 +53,13 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     failures = sorted(evidence.failures, key=lambda failure: failure.rank in victims)
     evidence = structs.replace(evidence, failures=tuple(failures))
     first_rank, first_host = _find_first_failure(evidence, blocks)
-    kept = _mark_survived_hits(_drop_other_attempts(hits), scans)
+    kept = _mark_warnings(_mark_survived_hits(_drop_other_attempts(hits), scans))
     if not evidence.failures and not blocks and not any(scan.ends_in_traceback for scan in scans):
         kept = _mark_unproven_hits(kept, scans)
     groups: dict[tuple[str, str], list[SignatureHit]] = {}
     for hit in _mark_consequences(kept):
         groups.setdefault((hit.signature.name, hit.signature.role), []).append(hit)
-    enough = [sorted(group, key=_get_time_order) for group in groups.values() if len(group) >= group[0].signature.count]
+    enough = [_select_fatal_hits(group) for group in groups.values() if len(group) >= group[0].signature.count]
     ordered = _put_reason_first(sorted(enough, key=lambda group: _get_likelihood_order(group, first_rank)))
     causes = tuple(_build_cause(group, evidence, seen_before) for group in ordered)
     notes = _shorten_notes([scan.note for scan in scans if scan.note])
@@ -83,6 +83,11 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
         action="retry" if cause.action == "exclude" and is_blamed else cause.action,
         reason=cause.summary + format_place(rank, host, local_rank),
     )
+
+
+def _select_fatal_hits(group: Sequence[SignatureHit]) -> list[SignatureHit]:
+    """Hits that training did not survive, or all if it survived each; by time."""
+    return sorted([hit for hit in group if not hit.survived] or group, key=_get_time_order)
 
 
 def _find_collective_timeout(
@@ -142,6 +147,22 @@ def _mark_survived_hits(hits: Sequence[SignatureHit], scans: Sequence[LogScan]) 
         else hit
         for hit in hits
     ]
+
+
+def _mark_warnings(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
+    """`hits`, where a warning counts as survived if another line shows the cause and that a process ended with it."""
+    is_shown = any(
+        (_is_root(hit) or hit.signature.name == INTERRUPT) and hit.is_end and not hit.is_warning and not hit.survived
+        for hit in hits
+    )
+    return [
+        structs.replace(hit, survived=True) if is_shown and _is_root(hit) and hit.is_warning and not hit.is_end else hit
+        for hit in hits
+    ]
+
+
+def _is_root(hit: SignatureHit) -> bool:
+    return hit.signature.role == "root"
 
 
 def _mark_unproven_hits(hits: Sequence[SignatureHit], scans: Sequence[LogScan]) -> list[SignatureHit]:

@@ -49,7 +49,7 @@ KILLS = ("killed", "died-silently")
 CODE_ERRORS = ("IndexError", "KeyError", "NameError", "UnboundLocalError", "ZeroDivisionError", "RecursionError")
 """Exceptions of a program's code: their words are names and numbers, which say nothing of the cause."""
 _FATAL = re.compile(
-    r"\b(?:FATAL|CRITICAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after"
+    r"\b(?:FATAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after|\bCheck failed: "
 )
 """Texts by which programs without exceptions report a fatal error."""
 _ERROR = re.compile(

@@ -22,12 +22,12 @@ _EXIT_TEXTS = (
 ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
-    rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter(?:ation)?)\b.*\bloss\S*(?:[:=] ?| )-?\."
+    rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter(?:ation)?)\b.*\bloss\S*(?:[:=] ?| )(?:\{'\w+': )?-?\."
     rb"|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
     rb"|\[ */\] +eta: "
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
-Hugging Face Trainer, llm-foundry, MMEngine, tqdm, and the loggers of DETR, MAE and LAVIS."""
+Hugging Face Trainer, llm-foundry, MMEngine, CoreNet, tqdm, and the loggers of DETR, MAE and LAVIS."""
 _NOT_FINITE = re.compile(rb"(?i)(?:\b|_)(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
 """A step whose values are not finite is no progress."""
 _RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")

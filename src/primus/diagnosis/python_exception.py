@@ -40,8 +40,17 @@ CUT = "traceback without its exception"
 """Stands for the type of an exception whose traceback is cut at the end of a log."""
 _MARKS = re.compile(r"[\s~^]*")
 """A line that marks the part of a source line which raised an exception."""
-_IGNORED = "Exception ignored in"
-"""Begins the line before the traceback of an exception that Python could not raise, such as one of a `__del__`."""
+HANDLED = re.compile(
+    r"^Exception ignored in|^--- Logging error ---|^Exception in callback |^Task exception was never retrieved"
+    r"|\bException in ASGI application|\b[Uu]ncaught exception in \w+ callback"
+)
+"""Begins the line before the traceback of an exception after which the program goes on: one that Python could not
+raise, such as one of a `__del__`, one within `logging` or a task of `asyncio`, and one of a request to a web server.
+"""
+HANDLED_TEXTS = ("Exception ignored in", "Logging error", "xception in ", "exception was never retrieved")
+"""One of them is in each match of `HANDLED`."""
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+"""Begins the line between the traceback of an exception and that of one which it led to."""
 _LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib/python\d|^<|/conda/pkgs/|\.pyx$")
 """Files of installed packages, of the standard library, and of code without a file."""
 
@@ -85,8 +94,9 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 
     @property
     def is_report(self) -> bool:
-        """Whether a launcher reports that a process failed."""
-        return _REPORT.search(self.type) is not None
+        """Whether a launcher reports that a process failed, or the log ends while it does."""
+        is_launcher = self.is_cut and self.frames != () and _LAUNCHER.search(self.frames[-1].file) is not None
+        return is_launcher or _REPORT.search(self.type) is not None
 
     @property
     def origin(self) -> str:
@@ -131,8 +141,8 @@ def is_exception(body: str) -> bool:
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
     """The last exception of `lines`, which carry no colors.
 
-    A launcher's report of a failed process counts only without any other exception. One that Python ignored does
-    not count.
+    A launcher's report of a failed process counts only without any other exception. One after which the program
+    went on does not count.
 
     Lines carry a rank prefix such as `[rank3]:` if several ranks write into one log: frames are taken only from
     lines with the prefix of the exception.
@@ -144,7 +154,7 @@ def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
         if found is None:
             continue
         is_report = _REPORT.search(found["type"]) is not None
-        if is_ignored(lines, index) or (is_report and report):
+        if is_handled(lines, index) or (is_report and report):
             continue
         message = (found["message"] or "").strip() or _read_next_line(lines, index, prefix)
         wrapped = _WRAPPED.match(message)
@@ -163,7 +173,7 @@ def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
 
 
 def _find_cut_traceback(lines: Sequence[str]) -> LoggedException | None:
-    """The traceback with which `lines` end before they tell its exception; none of a launcher, which reports others."""
+    """The traceback with which `lines` end before they tell its exception."""
     end = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].strip()), -1)
     prefix, body = split_rank_prefix(lines[end]) if end >= 0 else ("", "")
     is_head = _TRACEBACK.startswith(body.strip()) and body.startswith("Traceback")
@@ -171,21 +181,26 @@ def _find_cut_traceback(lines: Sequence[str]) -> LoggedException | None:
         return None
     traceback = () if is_head else tuple(_collect_traceback(lines, end + 1, prefix))
     frames = tuple(_parse_frames(traceback))
-    if not is_head and (not frames or _LAUNCHER.search(frames[-1].file)):
+    if not is_head and not frames:
         return None
     return LoggedException(type=CUT, message="", index=end, frames=frames, traceback=traceback)
 
 
-def is_ignored(lines: Sequence[str], index: int) -> bool:
-    """Whether the exception at `index` is one that Python reported and ignored."""
-    prefix, has_head = split_rank_prefix(lines[index])[0], False
+def is_handled(lines: Sequence[str], index: int) -> bool:
+    """Whether the program went on after the exception at `index`: the line before its chain of tracebacks tells."""
+    prefix, has_head, is_chained = split_rank_prefix(lines[index])[0], False, False
     for number in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
         line_prefix, body = split_rank_prefix(lines[number])
-        if line_prefix != prefix:
+        if line_prefix != prefix or not body.strip():
             continue
-        if has_head or not (body.startswith(" ") or _TRACEBACK in body):
-            return body.startswith(_IGNORED)
-        has_head = _TRACEBACK in body
+        if body.startswith(_CHAIN):
+            has_head, is_chained = False, True
+        elif is_chained and not has_head:
+            is_chained = False  # the exception that led to the one below
+        elif has_head or not (body.startswith(" ") or _TRACEBACK in body):
+            return HANDLED.search(body) is not None
+        else:
+            has_head = body.startswith(_TRACEBACK)
     return False
 
 

@@ -23,7 +23,7 @@ from primus.diagnosis.line_shapes import (
     is_progress,
 )
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
-from primus.diagnosis.python_exception import is_exception, is_ignored
+from primus.diagnosis.python_exception import HANDLED, HANDLED_TEXTS, is_exception, is_handled
 from primus.diagnosis.signature import Signature, SignatureTable
 from primus.diagnosis.signature_files import get_signature_table
 
@@ -42,9 +42,9 @@ OWN_MESSAGES = 8
 """Messages that a process of Ray may still write after the exception that ends it."""
 ENDING_LINES = 20_000
 """Lines of which such messages are searched, as each rank may write its stacks."""
-EXCEPTION_IGNORED = b"Exception ignored in"
 FROM_PARENT = b".load(from_parent)"
 """Where multiprocessing raises an exception in a child whose parent ended while it started it."""
+_HANDLED_TEXTS = tuple(text.encode() for text in HANDLED_TEXTS)
 TRACEBACK_HEAD = b"Traceback (most recent call last)"
 FIELDS_ABOVE = 4
 """Lines of torchrun's report of a failed rank above one of its fields."""
@@ -249,7 +249,7 @@ def _has_traceback(lines: Sequence[bytes], begin: int, ending: LogEnd) -> bool:
     """Whether a line from `begin` on is the head of a traceback that Python did not ignore and that ended a process."""
     heads = (index for index in range(begin, len(lines)) if TRACEBACK_HEAD in lines[index])
     fatal = (index for index in heads if ending.holds(index, lines_of.decode_plain_text(lines[index])))
-    return any(index == 0 or EXCEPTION_IGNORED not in lines[index - 1] for index in fatal)
+    return any(index == 0 or not HANDLED.search(lines_of.decode_plain_text(lines[index - 1])) for index in fatal)
 
 
 def find_ending(window: LogWindow) -> LogEnd:
@@ -382,16 +382,16 @@ def _is_source(window: LogWindow, index: int, text: str) -> bool:
 
 
 def _is_harmless_exception(window: LogWindow, index: int, text: str) -> bool:
-    """Whether the line is an exception that Python reported and ignored, or that tells of the end of a parent."""
+    """Whether the line is an exception after which the program went on, or that tells of the end of a parent."""
     above = window.lines[max(0, index - LOOK_BACK) : index]
     if not is_exception(lines_of.strip_rank_prefix(text)):
         return False
     if above and FROM_PARENT in above[-1]:
         return True
-    if not any(EXCEPTION_IGNORED in raw for raw in above):
+    if not any(each in raw for raw in above for each in _HANDLED_TEXTS):
         return False
     lines = [*map(lines_of.decode_plain_text, above), text]
-    return is_ignored(lines, len(above))
+    return is_handled(lines, len(above))
 
 
 def _build_hit(
