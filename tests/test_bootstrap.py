@@ -488,29 +488,3 @@ def test_every_requirement_is_pinned_and_set_up_asks_for_the_same_least_torch() 
     assert {"torch", "pytest", "msgspec"} <= names <= pins
     least = next(requirement for requirement in requirements() if requirement.startswith("torch"))
     assert f"MIN_TORCH={least.removeprefix('torch>=')} " in (REPOSITORY / "primus-cli").read_text()
-
-
-@pytest.mark.slow
-def test_a_wheel_brings_the_command_the_package_and_its_presets(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(REPOSITORY / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    wheels = tmp_path / "wheels"
-    build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source)]
-    output([*pip, *build])
-    (wheel,) = wheels.glob("*.whl")
-    installed = tmp_path / "installed"
-    # --ignore-installed: pip would uninstall the primus of the environment that runs this test
-    output([*pip, "install", "--ignore-installed", "--no-index", "--no-deps", "--prefix", str(installed), str(wheel)])
-    (packages,) = installed.glob("lib/python3*/site-packages")
-    env = {"PYTHONPATH": str(packages), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    command = [sys.executable, installed / "bin/primus-cli"]
-    version = output([*command, "--version"], env=env, cwd=tmp_path)
-    assert re.fullmatch(r"primus \d+\.\d+\.\d+\S*\n", version)
-    start = output([*command, "direct", "--", "config", "init", "llama3.1_8B"], env=env, cwd=tmp_path)
-    assert "llama3.1_8B" in start
-    code = "import primus; print(primus.__file__)"
-    where = output([sys.executable, "-c", code], env=env, cwd=tmp_path)
-    assert where.startswith(str(packages))

@@ -19,13 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from primus import package_files
 from primus.contract import ContractT, PlugInKind, complete_module
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-PACKAGE = Path(__file__).parent
+PACKAGE = package_files.PACKAGE
 FOLDERS = {
     "tasks": "tasks",
     "runtimes": "runtimes",

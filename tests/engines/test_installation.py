@@ -12,7 +12,12 @@ import pytest
 from engine_python import find_engine, why_not_installed
 from primus import registry
 from primus.engines.choice import choose_engine
-from primus.engines.installation import find_environment_python, find_installation, list_installations
+from primus.engines.installation import (
+    find_environment_folder,
+    find_environment_python,
+    find_installation,
+    list_installations,
+)
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
@@ -53,6 +58,17 @@ def test_an_environment_takes_precedence_over_the_packages_beside_primus(
     found = find_installation("small", ENGINE, environ)
     assert found and (found.place, found.version) == ("environment", "1.4")
     assert found.python == str(find_environment_python("small", environ))
+
+
+def test_an_installed_primus_keeps_its_engines_in_the_data_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_environment_folder({"HOME": "/home/ann"}) == Path(sys.prefix) / "engines"
+    monkeypatch.setattr("primus.package_files.CHECKOUT", None)
+    own = find_environment_folder({"HOME": "/home/ann"})
+    assert own.parent == Path("/home/ann/.local/share/primus/engines")
+    assert find_environment_folder({"XDG_DATA_HOME": "/data"}) == Path("/data/primus/engines") / own.name
+    assert find_environment_folder({"PRIMUS_ENGINES": "/shared"}) == Path("/shared")
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    assert find_environment_folder({"HOME": "/home/ann"}).name.startswith("environment-")
 
 
 def test_shared_packages_come_after_those_of_the_environment(tmp_path: Path) -> None:

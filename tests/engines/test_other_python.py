@@ -13,9 +13,10 @@ import pytest
 from fakes import cli
 from fakes.engine_wheels import make_engine_wheels, offline_variables, write_engine_plug_ins
 from primus.engines.environment import list_changes
-from primus.engines.other_python import SCRIPT, find_interpreter
+from primus.engines.other_python import find_interpreter
 from primus.engines.requirement import PYTHON_VERSIONS, EnginePackages, EngineRequirement
 from primus.errors import UnfitError
+from primus.package_files import CHECKOUT
 from primus.site_folders import list_package_versions
 
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -89,7 +90,7 @@ def test_a_dry_run_names_both_environments_and_a_failure_is_that_of_the_interpre
 
 def find_environment_of_another_python() -> tuple[str, Path] | None:
     """A complete main environment of this checkout: `.venv-python3.13` of tests/newer_python.sh, or `.venv` there."""
-    for folder in sorted(SCRIPT.parent.glob(".venv*")):
+    for folder in sorted((CHECKOUT or Path()).glob(".venv*")):
         for version in PYTHON_VERSIONS:
             if version != OWN and (folder / f"lib/python{version}").is_dir() and (folder / "primus-complete").is_file():
                 return version, folder

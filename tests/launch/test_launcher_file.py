@@ -155,6 +155,31 @@ def test_the_users_file_is_read(tmp_path: Path) -> None:
     assert "SHOWN" not in done.stdout
 
 
+def test_files_of_the_site_stand_below_those_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "etc/primus/launcher.yaml": "slurm: {partition: a, account: a, qos: a, time: 1, nodes: 1}",
+        "second/primus/launcher.yaml": "slurm: {account: b, qos: b, time: 2, nodes: 2}",
+        "first/primus/launcher.yaml": "slurm: {qos: c, time: 3, nodes: 3}",
+        "home/.config/primus/launcher.yaml": "slurm: {time: 4, nodes: 4}",
+        "home/.primus.yaml": "slurm: {nodes: 5}",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(launcher_file, "SITE_FILE", str(tmp_path / "etc/primus/launcher.yaml"))
+    folders = f"{tmp_path}/first:{tmp_path}/second"
+    environ = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_DIRS": folders}
+
+    def read(**more: str) -> set[str]:
+        command = parse_command("slurm -- runs list".split())
+        found = launcher_file.apply_defaults(command, LauncherFileChoice(), environ | more)
+        return set(found.request.runtimes[0].words)
+
+    assert read() == {"--partition=a", "--account=b", "--qos=c", "--time=4", "--nodes=5"}
+    assert read(PRIMUS_LAUNCHER_FILE="") == {"--partition=a", "--account=b", "--qos=c", "--time=3", "--nodes=3"}
+    assert "--time=3" in read(XDG_CONFIG_HOME=str(tmp_path / "none"))
+
+
 def test_a_switch_that_is_on_by_default_is_turned_off_and_what_is_typed_turns_it_on_again(tmp_path: Path) -> None:
     assert runtimes("container -- runs list", "container: {devices: false}", tmp_path)["container"] == ("--no-devices",)
     assert runtimes("container -- runs list", "container: {devices: true}", tmp_path)["container"] == ("--devices",)

@@ -45,7 +45,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(os, "getgid", lambda: 100)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr("primus.runtimes.container.mounts.registry.PACKAGE", Path("/code/src/primus"))
+    monkeypatch.setattr("primus.package_files.CHECKOUT", Path("/code"))
     monkeypatch.setattr(Path, "is_file", lambda self: str(self) == "/code/primus-cli")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -14,6 +14,7 @@ from primus.errors import UsageError
 from primus.launch.child_run import ChildRun, train_in_child
 from primus.launch.signals import Terminated
 from primus.machine.measurements import Timing
+from primus.package_files import locate_config
 from primus.runs import events
 from primus.runs.store import Run
 from primus.statistics import bootstrap_interval, compute_mad, compute_quantile, find_steady_window
@@ -40,7 +41,7 @@ def check_options(options: Options) -> None:
     """Refuse a missing experiment and overrides without a value."""
     if options.config is None:
         raise UsageError("benchmark train needs --config", "an experiment file, such as examples/quickstart.yaml")
-    if not Path(options.config).is_file():
+    if not locate_config(Path(options.config)).is_file():
         raise UsageError(f"--config {options.config}: not a file")
     for word in options.set:
         if "=" not in word:

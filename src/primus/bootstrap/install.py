@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import sys
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from primus import __version__
 from primus.bootstrap import packages, torch_builds
 from primus.bootstrap.hardware import read_hardware
 from primus.bootstrap.packages import Page, mask
 from primus.bootstrap.torch_builds import Build, Hardware
 
+PACKAGE = Path(__file__).parents[1]
 PYTORCH_INDEX = "https://download.pytorch.org/whl"
 FAILED, STOPPED, NO_BUILD = 1, 3, 4
 """Exit codes: the installer failed; no working build is available; none for this Python, another version may have
@@ -74,7 +77,10 @@ class Choice:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install the checkout; the exit code tells `primus-cli` whether another Python may succeed."""
+    """Install the checkout, or without `--root` what the installed primus needs for training; gives the exit code.
+
+    It tells `primus-cli` whether another Python may succeed.
+    """
     parser = argparse.ArgumentParser()
     for name in ("root", "extras", "log", "base", "least"):
         parser.add_argument(f"--{name}", default="")
@@ -96,13 +102,14 @@ class Installation:
     """
 
     def __init__(self, given: argparse.Namespace, log: TextIO) -> None:
-        self.root, self.extras, self.base = Path(given.root), given.extras.split(","), given.base
+        self.root = Path(given.root) if given.root else None
+        self.extras, self.base = given.extras.split(","), given.base
         self.log, self.log_path, self.least = log, given.log, given.least
         self.venv = Path(sys.prefix)
         self.wish = read_wish(self.venv)
         self.hardware = read_hardware(Path(os.environ.get("PRIMUS_MACHINE_ROOT") or "/"))
         self.config = packages.read_pip_config()
-        self.pins = (self.root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        self.pins = ((self.root or PACKAGE) / "constraints.txt").read_text(encoding="utf-8").splitlines()
         self.pin = next(line for line in self.pins if line.startswith("torch=="))[len("torch==") :].split()[0]
 
     def run(self) -> int:
@@ -119,16 +126,21 @@ class Installation:
             "".join(f"{line}\n" for line in self._build_constraints(choice, shared)), encoding="utf-8"
         )
         extras = [extra for extra in self.extras if not (extra == "native" and self.wish == "none")]
-        words = ["--constraint", str(constraints), "--editable", f".[{','.join(extras)}]"]
-        uv = (
-            None if shared else packages.find_uv()
-        )  # uv ignores packages in shared folders, and would install PyTorch again
+        wanted = f"[{','.join(extras)}]"
+        words = ["--constraint", str(constraints)]
+        words += ["--editable", f".{wanted}"] if self.root else [f"primus{wanted}=={__version__}"]
+        # uv ignores packages in shared folders, and would install PyTorch again.
+        uv = None if shared and self.base else packages.find_uv()
+        if not uv and importlib.util.find_spec("pip") is None:  # `uv tool install` makes environments without it
+            packages.ensure_pip(self.log)
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
         installed = packages.find_installed_version("torch")
         # Happens when $PRIMUS_TORCH has changed since the environment was installed.
         if choice and installed and installed != choice.version:
             packages.uninstall("torch", self.log)  # for pip, an installed 2.13.0+cpu satisfies the requirement 2.13.0
-        code = packages.install(self.root, words, choice.options if choice else (), self.config, uv, self.log)
+        code = packages.install(
+            self.root or self.venv, words, choice.options if choice else (), self.config, uv, self.log
+        )
         if code:
             return FAILED
         if self.wish != "none":
@@ -149,13 +161,13 @@ class Installation:
         if (site / SHARED_FILE).is_file():
             return re.findall(r"addsitedir\('(.*?)'\)", (site / SHARED_FILE).read_text(encoding="utf-8"))
         # In a separate process: only the base interpreter knows its own sys.path.
-        found, _ = packages.ask_python(self.base, LIST_PATH) if self.base else ({}, "")
+        found, _ = packages.ask_python(self.base, LIST_PATH) if self.base else ({"path": sys.path}, "")
         path = found.get("path")
         folders = [str(entry) for entry in path if str(entry).endswith("-packages")] if isinstance(path, list) else []
         build = torch_builds.find_installed_build(folders)
         if build is None:
             return []
-        name = f"PyTorch {build.torch} (built for {build}) of {self.base}"
+        name = f"PyTorch {build.torch} (built for {build}) of {self.base or sys.prefix}"
         if torch_builds.parse_version(build.torch)[:2] < torch_builds.parse_version(self.least)[:2]:
             self._say(f"not using {name}: it is older than {self.least}")
             return []
@@ -164,6 +176,8 @@ class Installation:
             self._say(f"not using {name}: {mismatch}")
             return []
         self._say(f"using {name}")
+        if not self.base:
+            return folders
         # A .pth file rather than --system-site-packages: only these folders are shared, and they come after the
         # environment's own packages.
         lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders)

@@ -145,6 +145,12 @@ def install(
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=root).returncode
 
 
+def ensure_pip(log: TextIO) -> None:
+    """Give this environment the pip that comes with Python, without a network."""
+    command = [sys.executable, "-m", "ensurepip"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_build_environment())
+
+
 def build_install_command(
     python: str, words: Sequence[str], config: PipConfig, uv: str | None
 ) -> tuple[list[str], dict[str, str]]:

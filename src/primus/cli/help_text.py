@@ -13,7 +13,7 @@ from primus.runtime import RUNTIMES, LaunchRequest
 TASK_GROUPS = {
     "training": (
         *("train pretrain", "train posttrain", "config init", "config check", "config show", "config schema"),
-        *("config import", "config export"),
+        *("config import", "config export", "config examples"),
     ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
@@ -43,6 +43,7 @@ TASK_GROUPS = {
         "analyze topology",
         "engines",
         "setup",
+        "upgrade-notes",
         *("image build", "image list", "image show", "image clean"),
         "hooks list",
         "patches list",
@@ -67,7 +68,7 @@ def format_overview() -> str:
     docs = read_field_docs(GlobalOptions)
     options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
     options += [
-        ("--config FILE", "File of default options of the runtimes; overrides ~/.primus.yaml."),
+        ("--config FILE", "File of default options of the runtimes; overrides those of the user and the site."),
         ("--version", "Print the version."),
         ("completion bash|zsh|fish", "Print the script that completes command lines in this shell."),
         ("-h, --help", "Print help; of a runtime or task if one is given."),

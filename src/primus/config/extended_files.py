@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import cast
 
-from primus import registry
+from primus import package_files, registry
 from primus.config.convert import find_origin, make_group
 from primus.config.schema import OWNERS, ModelSpec
 from primus.config.schema_keys import ALTERNATIVES
@@ -35,13 +35,20 @@ def read_extended_files(
     path = Path(os.path.realpath(file))  # unlike Path.resolve(), of a ring of links, too: reading it says what is wrong
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
-    tree = read_yaml(file, environ, shown=f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None)
+    tree = read_yaml(file, environ, shown=_name_own_file(path))
     # `bases` and `includes` are older names in presets of Primus.
     names = [leaf for key in ("extends", "includes", "bases") for leaf in _as_leaves(tree.pop(key, None))]
     found: list[Tree] = []
     for leaf in names:
         found += read_extended_files(locate_file(kind, leaf, file.parent), environ, kind, (*seen, path))
     return [*found, tree]
+
+
+def _name_own_file(path: Path) -> str | None:
+    """What errors and origins call a file of the package; None for others."""
+    if path.is_relative_to(package_files.EXAMPLES):
+        return f"{package_files.EXAMPLE_PREFIX}{path.relative_to(package_files.EXAMPLES)}"
+    return f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None
 
 
 def extend_tree(base: Tree, over: Tree) -> Tree:

@@ -35,6 +35,7 @@ from primus.config.translation.foreign_settings import LayerContext, Translator
 from primus.config.translation.preset_files import find_checkout_preset
 from primus.errors import UsageError, did_you_mean, find_nearest
 from primus.framework import FRAMEWORKS, TRANSLATIONS
+from primus.package_files import locate_config, name_examples_folder
 
 LONGEST_NAME = 200
 """Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
@@ -78,7 +79,7 @@ def load_experiment(
     The framework that the file names says what its keys and its presets mean; `--framework` changes only the engine.
 
     Args:
-        file: The experiment's YAML, or a TOML of torchtitan.
+        file: The experiment's YAML, a TOML of torchtitan, or `examples:NAME`.
         overrides: Words of the command line: ``--lr 1e-4``, ``--lr=1e-4``, ``lr=1e-4``, ``--flag``.
         environ: Values for ``${VAR}``; None leaves `${` unchanged.
         stage: Module to take; the file's only one when None.
@@ -87,6 +88,7 @@ def load_experiment(
     Raises:
         UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
+    environ, file = name_examples_folder(file, environ), locate_config(file)
     layers, notes = _read_experiment_files(file, environ)
     translator = None if is_resolved else find_translator(_find_framework(layers))
     tree = _merge_files(layers, translator)

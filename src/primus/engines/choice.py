@@ -21,6 +21,7 @@ from primus.engines.installation import (
 from primus.engines.other_python import require_interpreter
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import UnfitError, UsageError
+from primus.package_files import PROGRAM
 from primus.patch import includes_version
 from primus.plan import Action
 
@@ -123,7 +124,7 @@ def _choose_installed(
     if place.version and not includes_version(engine.versions, place.version):
         note += f", which is not one of the supported versions ({engine.versions})"
     elif place.place == "environment" and not is_current(find_environment_folder(environ) / name, engine):
-        note += f"; its pins have changed: ./primus-cli setup --engine {name} updates it"
+        note += f"; its pins have changed: {PROGRAM} setup --engine {name} updates it"
     return EngineChoice(name=name, requirement=engine, python=place.python, installation=place, note=note)
 
 
@@ -146,7 +147,7 @@ def _explain_python(choice: EngineChoice) -> UnfitError | None:
     return UnfitError(
         f"{choice.requirement.title} {place.version or ''} {place.format_place()} needs Python {wanted}, and"
         f" {place.python} is {version}",
-        f"create both environments with such a Python: PRIMUS_PYTHON=PATH ./primus-cli setup --engine {choice.name};"
+        f"create both environments with such a Python: PRIMUS_PYTHON=PATH {PROGRAM} setup --engine {choice.name};"
         " to try this one, add --allow-version",
     )
 
@@ -154,7 +155,7 @@ def _explain_python(choice: EngineChoice) -> UnfitError | None:
 def _explain_version(choice: EngineChoice) -> UnfitError:
     assert choice.installation
     installed = f"{choice.requirement.title} {choice.installation.version} {choice.installation.format_place()}"
-    update = f"./primus-cli setup --engine {choice.name} installs a supported version"
+    update = f"{PROGRAM} setup --engine {choice.name} installs a supported version"
     remedy = update if choice.requirement.python else choice.requirement.remedy
     return UnfitError(
         f"{installed} is not supported: the framework needs {choice.requirement.versions}",
@@ -174,7 +175,7 @@ def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, 
     if wish == "never":
         raise UnfitError(
             f"{engines[name].title} is not installed, and {INSTALL_VARIABLE}=never",
-            f"install it: ./primus-cli setup --engine {name}",
+            f"install it: {PROGRAM} setup --engine {name}",
         )
     if engines[name].find_packages(version) is None:
         require_interpreter(engines[name], environ)

@@ -44,6 +44,7 @@ from primus.engines.installation import (
 from primus.engines.requirement import EnginePackages, EngineRequirement
 from primus.errors import UnfitError
 from primus.messages import Say
+from primus.package_files import PROGRAM
 from primus.site_folders import find_module_folder, list_import_folders, list_package_versions
 
 OWN_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -107,7 +108,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
             _make_by_this_python(prefix, engine, environ, say)
     found = find_environment(name, engine, environ)
     if found is None:
-        raise UnfitError(f"{prefix} has no {engine.title}", f"remove it, then: ./primus-cli setup --engine {name}")
+        raise UnfitError(f"{prefix} has no {engine.title}", f"remove it, then: {PROGRAM} setup --engine {name}")
     return found
 
 
@@ -143,7 +144,7 @@ def _check_needs(engine: EngineRequirement, shared: Sequence[str]) -> None:
         if find_module_folder(module, shared) is None:
             raise UnfitError(
                 f"{engine.title} needs {module}, which {sys.prefix} does not have",
-                "install PyTorch first: PRIMUS_TORCH=auto ./primus-cli setup (see docs/install.md)",
+                f"install PyTorch first: PRIMUS_TORCH=auto {PROGRAM} setup (see docs/install.md)",
             )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from primus.errors import PrimusError, UnfitError, is_raised_on_import
+from primus.package_files import PROGRAM
 
 
 @contextlib.contextmanager
@@ -32,7 +33,7 @@ def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
         problem = "needs what is not installed" if _is_raised_in_function(error) else "cannot be imported"
         raise UnfitError(
             f"{_describe_engine(names[0])} {problem}: {_format_error(error)}",
-            f"the traceback is in the log of the rank; ./primus-cli setup --engine {names[0]} installs its environment",
+            f"the traceback is in the log of the rank; {PROGRAM} setup --engine {names[0]} installs its environment",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from primus import package_files
 from primus.engines.requirement import EnginePackages, EngineRequirement
 from primus.site_folders import find_module_folder, find_version, list_import_folders
 
@@ -55,9 +57,26 @@ class EngineInstallation(Struct, frozen=True, kw_only=True):
 
 
 def find_environment_folder(environ: Mapping[str, str]) -> Path:
-    """Folder that holds an environment for each engine: `$PRIMUS_ENGINES`, else `engines` in the main environment."""
+    """Folder that holds an environment for each engine.
+
+    `$PRIMUS_ENGINES`; else `engines` in the main environment of a checkout; else a folder of the main environment in
+    the user's data folder ($XDG_DATA_HOME, XDG Base Directory Specification), since installers replace the environment
+    of an installed package as a whole.
+    """
     named = environ.get(FOLDER_VARIABLE)
-    return Path(os.path.expanduser(named)).absolute() if named else Path(sys.prefix) / "engines"
+    if named:
+        return Path(os.path.expanduser(named)).absolute()
+    if package_files.CHECKOUT is not None:
+        return Path(sys.prefix) / "engines"
+    # Several versions of primus may be installed side by side: each shares its own packages with its engines.
+    own = f"{Path(sys.prefix).name}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]}"
+    return find_data_folder(environ) / "engines" / own
+
+
+def find_data_folder(environ: Mapping[str, str]) -> Path:
+    """The folder below $XDG_DATA_HOME."""
+    home = environ.get("XDG_DATA_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/share")
+    return Path(home) / "primus"
 
 
 def find_environment_python(name: str, environ: Mapping[str, str]) -> Path:

@@ -13,14 +13,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from primus import package_files
 from primus.bootstrap.install import WISH_FILE
 from primus.engines.installation import FOLDER_VARIABLE, find_environment_folder
 from primus.engines.requirement import EngineRequirement
 from primus.errors import UnfitError
 from primus.process import read_output
 
-SCRIPT = Path(__file__).parents[3] / "primus-cli"
-"""It makes main environments; an installed package does not have it."""
 REPORT_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 PREFIX = "primus-cli: "
 
@@ -98,7 +97,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
     Raises:
         UnfitError: No interpreter was found, or one of the two could not be made; the message is that of its maker.
     """
-    if not SCRIPT.is_file():
+    if package_files.CHECKOUT is None:
         versions = " or ".join(engine.list_python_versions())
         raise UnfitError(
             f"{engine.title} needs Python {versions}, for which an installed package of primus makes no environment",
@@ -119,7 +118,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
         raise UnfitError(
             f"{folder} cannot be created: {error.strerror}", f"name another folder: {FOLDER_VARIABLE}=~/primus-engines"
         ) from None
-    _run_setup([str(SCRIPT), "setup", "--engine", name], child, engine, say)
+    _run_setup([str(package_files.CHECKOUT / "primus-cli"), "setup", "--engine", name], child, engine, say)
 
 
 def _find_base(folder: Path, version: str) -> Path:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus import registry
+from primus import package_files
 from primus.errors import PrimusError
 from primus.process import read_output
 
-PARTS = ("primus-cli", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "src", "examples", "tools")
+PARTS = (
+    *("primus-cli", "pyproject.toml", "constraints.txt", "README.md", "CHANGELOG.md", "LICENSE"),
+    *("src", "examples", "tools"),
+)
 """What an image needs of the checkout."""
 CONTAINERFILE = "Containerfile"
 
@@ -34,9 +37,11 @@ def read_checkout(environ: Mapping[str, str]) -> CheckoutVersion:
     Raises:
         PrimusError: primus is installed without a checkout.
     """
-    root = registry.PACKAGE.parents[1]
-    if not (root / "primus-cli").is_file():
-        raise PrimusError(f"{registry.PACKAGE}: not in a checkout", "clone the repository: an image holds its files")
+    root = package_files.CHECKOUT
+    if root is None:
+        raise PrimusError(
+            f"{package_files.PACKAGE}: not in a checkout", "clone the repository: an image holds its files"
+        )
     revision = read_output(["git", "-C", str(root), "rev-parse", "HEAD"]) or ""
     changed = read_output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]) if revision else ""
     time = environ.get("SOURCE_DATE_EPOCH") or read_output(["git", "-C", str(root), "log", "-1", "--format=%ct"]) or "0"
@@ -51,9 +56,12 @@ def write_context(folder: Path, checkout: CheckoutVersion, containerfile: str) -
     names = listed.split("\0") if listed else _list_files(checkout.root)
     for name in sorted(filter(None, names)):
         source, target = checkout.root / name, folder / name
-        if not source.is_file():  # deleted, or a link to a folder
+        if not source.exists():  # deleted
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():  # the package's link to a folder beside it
+            target.symlink_to(os.readlink(source))
+            continue
         shutil.copyfile(source, target)
         target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
     (folder / CONTAINERFILE).write_text(containerfile)
@@ -67,5 +75,6 @@ def _list_files(root: Path) -> list[str]:
     found = []
     for part in PARTS:
         paths = [root / part] if (root / part).is_file() else (root / part).rglob("*")
-        found += [str(path.relative_to(root)) for path in paths if path.is_file() and "__pycache__" not in path.parts]
+        files = [path for path in paths if path.is_file() or path.is_symlink()]
+        found += [str(path.relative_to(root)) for path in files if "__pycache__" not in path.parts]
     return found

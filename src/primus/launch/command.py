@@ -24,7 +24,7 @@ HELP_WORDS = ("-h", "--help")
 SHORT = {"k8s": "kubernetes"}
 """Short names of runtimes."""
 
-INSTALLATION_TASKS = ("engines", "setup")
+INSTALLATION_TASKS = ("engines", "setup", "upgrade-notes")
 """Tasks that concern the installation of primus on this machine, and may be typed without a runtime."""
 
 WITHDRAWN = {

@@ -1,6 +1,7 @@
 """Default options of the runtimes from launcher files; options of the command line take precedence.
 
-`~/.primus.yaml`, and the file of `primus-cli --config FILE`, which overrides it, have a section for each runtime:
+Files of the site in /etc, those of the user, and the file of `primus-cli --config FILE` have a section for each
+runtime; later ones override earlier ones:
 
     slurm: {partition: gpu, time: "2:00:00"}
     container: {options: {image: rocm/primus:v26.5, device: [/dev/kfd, /dev/dri]}}
@@ -25,9 +26,12 @@ from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment, Runtime
 if TYPE_CHECKING:
     from primus.config import flags
 
+SITE_FILE = "/etc/primus/launcher.yaml"
+NAME = "primus/launcher.yaml"
+"""Path of a launcher file in $XDG_CONFIG_DIRS and $XDG_CONFIG_HOME (XDG Base Directory Specification)."""
 USER_FILE = "~/.primus.yaml"
 VARIABLE = "PRIMUS_LAUNCHER_FILE"
-"""Variable with the path of the user's launcher file; empty disables it."""
+"""Variable with the path of the user's launcher file, in place of the others of the user; empty disables them."""
 GLOBALS = ("debug", "dry_run", "json")
 """Keys of the section `main`."""
 OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
@@ -124,20 +128,26 @@ def _merge_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> dict
 
 
 def _list_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    own = environ.get(VARIABLE, USER_FILE)
+    """Path of each file that exists, and what messages call it; later ones override earlier ones."""
+    site = [folder for folder in environ.get("XDG_CONFIG_DIRS", "").split(os.pathsep) if folder] or ["/etc/xdg"]
+    standard = [SITE_FILE, *(f"{folder}/{NAME}" for folder in reversed(site))]
+    own = environ.get(VARIABLE)
+    if own is None:
+        standard += [f"{environ.get('XDG_CONFIG_HOME') or '~/.config'}/{NAME}", USER_FILE]
     home = environ.get("HOME") or os.path.expanduser("~")
-    path = Path(own.replace("~", home, 1) if own.startswith("~/") else own)
-    if own and _is_file(path, own):
-        yield path, own
+    for shown in [*standard, own] if own else standard:
+        path = Path(shown.replace("~", home, 1) if shown.startswith("~/") else shown)
+        if _is_file(path, shown, is_named=shown == own):
+            yield path, shown
     if choice.given:
         yield Path(choice.given), choice.given
 
 
-def _is_file(path: Path, shown: str) -> bool:
+def _is_file(path: Path, shown: str, *, is_named: bool) -> bool:
     try:
         return path.is_file()
     except OSError as error:
-        if shown == USER_FILE and isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and not is_named:
             return False  # the home folder is that of another user, as in containers that are started with --user
         raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config skips the launcher files") from None
 

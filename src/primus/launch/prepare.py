@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from primus import interpreter, registry
+from primus import interpreter, package_files, registry
 from primus.errors import UsageError
 from primus.launch.command import NODE_END, Command, GlobalOptions, parse_segment_options
 from primus.machine.cluster import ClusterLayout
@@ -252,6 +252,7 @@ def _make_remote_command(request: LaunchRequest, first: int, passed_on: tuple[st
 
 def find_entry_point() -> str:
     """Path of the `primus-cli` that other nodes and containers start: the checkout's, else the installed one."""
-    checkout = registry.PACKAGE.parents[1] / "primus-cli"
+    if package_files.CHECKOUT is not None:
+        return str(package_files.CHECKOUT / "primus-cli")
     installed = Path(sys.prefix) / "bin" / "primus-cli"
-    return str(checkout if checkout.is_file() else installed if installed.is_file() else "primus-cli")
+    return str(installed if installed.is_file() else "primus-cli")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
+from primus.package_files import PROGRAM
 from primus.site_folders import find_module_folder
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def check_worker_packages(names: Sequence[str], engine: EngineChoice | None, wor
     if missing is None:
         return
     is_own = engine is None or installation is None or installation.python == sys.executable
-    setup = f"./primus-cli setup --with {missing}"
+    setup = f"{PROGRAM} setup --with {missing}"
     if engine and installation and installation.place == "environment":
-        setup = f"./primus-cli setup --engine {engine.name} --with {missing}"
+        setup = f"{PROGRAM} setup --engine {engine.name} --with {missing}"
     elif not is_own:
         setup = f"{engine.python if engine else sys.executable} -m pip install {missing}"
     where = engine.python if engine else sys.executable

@@ -21,6 +21,7 @@ from primus.errors import UnfitError
 from primus.machine import devices
 from primus.machine.facts import Device, DeviceKind, MachineFacts
 from primus.machine.probe import find_machine_root, probe
+from primus.package_files import PROGRAM
 
 
 def find_accelerators(facts: MachineFacts) -> tuple[Device, ...]:
@@ -130,7 +131,7 @@ def _explain_unusable_accelerators(
     image = "rocm/primus" if vendor == "amd" else "nvcr.io/nvidia/pytorch"
     mismatched = build is not None and find_mismatch(build, describe_hardware(facts, root)) is not None
     repair = (
-        f"./primus-cli setup installs the build for this machine, or use an image such as {image} (docs/install.md)"
+        f"{PROGRAM} setup installs the build for this machine, or use an image such as {image} (docs/install.md)"
         if mismatched
         else "fix this, then start again (docs/install.md)"
     )

@@ -16,6 +16,7 @@ from primus.engines.installation import (
     list_installations,
 )
 from primus.engines.requirement import EngineRequirement, list_engines
+from primus.package_files import PROGRAM
 from primus.patch import includes_version
 from primus.report import table
 from primus.site_folders import find_module_folder, find_version
@@ -73,7 +74,7 @@ def _describe_native() -> EngineStatus:
         supported=__version__,
         place=f"PyTorch {torch} in {folder}" if folder else None,
         python=sys.executable,
-        remedy="" if folder else "./primus-cli setup installs PyTorch (docs/install.md)",
+        remedy="" if folder else f"{PROGRAM} setup installs PyTorch (docs/install.md)",
     )
 
 
@@ -97,7 +98,7 @@ def _describe_engine(name: str, engine: EngineRequirement, environ: Mapping[str,
 def _find_remedy(
     name: str, engine: EngineRequirement, found: EngineInstallation | None, environ: Mapping[str, str]
 ) -> str:
-    install = f"./primus-cli setup --engine {name}" if engine.python else engine.remedy
+    install = f"{PROGRAM} setup --engine {name}" if engine.python else engine.remedy
     if found is None:
         named = [each for each in engine.checkout_variables if environ.get(each)]
         wrong = [f"{each} names no checkout of {engine.title}" for each in named if each not in SHARED_VARIABLES]

@@ -1,12 +1,15 @@
-"""Install or update training engines, each in its own environment."""
+"""Install what training needs, or training engines, each in its own environment."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import requires
 
 from msgspec import Struct
 
+from primus import package_files
 from primus.engines.environment import list_changes, make_environment
 from primus.engines.extra_packages import install_extra_packages, parse_requirements
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
@@ -29,6 +32,8 @@ class Options(Struct, frozen=True, kw_only=True):
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """What would be made and installed."""
     extra = parse_requirements(options.with_)
+    if _is_own_setup(options):
+        return [f"installs PyTorch for this machine, and what training needs, into {sys.prefix}"]
     lines = [
         line for name, engine in _list_chosen(options).items() for line in list_changes(name, engine, context.environ)
     ]
@@ -38,9 +43,15 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
 def run(options: Options, context: TaskContext) -> None:
     """Make the environment of each engine, and print where it is; a failing one does not prevent the others.
 
+    Without an engine or package, an installed primus gets what training needs; ./primus-cli does so in a checkout.
+
     Raises:
         PrimusError: An engine could not be installed; the message says why.
     """
+    if _is_own_setup(options):
+        _set_up_own_environment()
+        context.result({"environment": sys.prefix}, sys.prefix)
+        return
     failures: list[PrimusError] = []
     made = {}
     extra = parse_requirements(options.with_)
@@ -60,6 +71,28 @@ def run(options: Options, context: TaskContext) -> None:
         raise failures[0]
     if failures:
         raise UnfitError("\n".join(map(str, failures)))
+
+
+def _is_own_setup(options: Options) -> bool:
+    return package_files.CHECKOUT is None and not options.engine and not options.with_
+
+
+def _set_up_own_environment() -> None:
+    """Install PyTorch for this machine and the packages of training into the environment of primus.
+
+    Raises:
+        PrimusError: They cannot be installed; the log says why.
+    """
+    from primus.bootstrap import install  # for this alone
+
+    log = os.path.join(sys.prefix, "primus-setup.log")
+    least = next(each for each in requires("primus") or () if each.startswith("torch>=")).split(";")[0]
+    options = ["--extras", "native,data", "--log", log, "--least", least.removeprefix("torch>=").strip()]
+    code = install.main(options)
+    if code == install.FAILED:
+        raise PrimusError(f"the packages could not be installed into {sys.prefix}", f"the log says why: {log}")
+    if code:
+        raise UnfitError("PyTorch was not installed", f"the log has more: {log}")
 
 
 def _say(text: str) -> None:

@@ -29,6 +29,7 @@ from primus.config.schema import OWNERS
 from primus.config.source import read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean
 from primus.framework import FRAMEWORKS
+from primus.package_files import locate_config
 from primus.redaction import redact_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
@@ -40,6 +41,7 @@ def load_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     Raises:
         UsageError: The file does not exist, or is not a matrix.
     """
+    file = locate_config(file)
     if file.suffix == ".env":
         return _check_matrix(read_tprimat_matrix(file, environ))
     tree = strip_origins(read_yaml(file, environ))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from primus.errors import UnfitError
 from primus.frameworks.native.support import ADAPTER_KEYS
 from primus.frameworks.native.support import check as check
+from primus.package_files import PROGRAM
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     except ImportError as error:
         raise UnfitError(
             f"the native framework needs PyTorch, which cannot be imported: {error}",
-            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
+            f"{PROGRAM} setup installs it",
         ) from None
     from primus.frameworks.native.engine import run
 

@@ -30,6 +30,7 @@ from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_node_name
 from primus.machine.host.kernel_counters import OomKills, describe_oom, read_oom_kills
+from primus.package_files import PROGRAM
 from primus.plan import LaunchPlan
 from primus.redaction import redact_file
 from primus.runs import events
@@ -86,7 +87,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
     if AGENT in plan.argv and importlib.util.find_spec("torch") is None:
         raise UnfitError(
             "the agent that starts several processes comes with PyTorch, which is not installed",
-            "run ./primus-cli setup, or pip install '.[native]' in a checkout",
+            f"run {PROGRAM} setup",
         )
     inherited = {name: value for name, value in environ.items() if name not in RANK_VARIABLES}
     env = drop_empty_python_path(inherited | {name: variable.value for name, variable in plan.env.items()})

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from primus import registry
+from primus import package_files
 from primus.errors import UsageError
 from primus.plan import BindMount
 
 PLACES = (
     "PRIMUS_PLUGINS",
+    "PRIMUS_ENGINES",
     "PRIMUS_HOOKS",
     "PRIMUS_VENV",
     "HF_HOME",
@@ -57,9 +58,8 @@ def list_own_mounts(
         has_run: Whether the task has a run folder.
         is_here: Whether the container starts on this host, so that folders of variables can be checked.
     """
-    checkout = registry.PACKAGE.parents[1]
-    is_checkout = (checkout / "primus-cli").is_file()
-    code = [BindMount(str(checkout), str(checkout))] if is_checkout else _list_installation_mounts()
+    checkout = package_files.CHECKOUT
+    code = [BindMount(str(checkout), str(checkout))] if checkout else _list_installation_mounts()
     places = [cwd] + ([_find_workspace(directory)] if has_run and directory else [])
     if is_here:
         named = [folder for name in PLACES for folder in environ.get(name, "").split(os.pathsep)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from primus.errors import PrimusError, UnfitError, format_error_place
+from primus.package_files import PROGRAM
 
 
 def find_reason(error: BaseException) -> str:
@@ -29,7 +30,7 @@ def explain_import(package: str, engine: str) -> Iterator[None]:
     except Exception as error:
         raise UnfitError(
             f"{package} cannot be imported: {type(error).__name__}: {find_reason(error)}",
-            f"./primus-cli setup --engine {engine} installs it; ./primus-cli engines shows what is installed",
+            f"{PROGRAM} setup --engine {engine} installs it; {PROGRAM} engines shows what is installed",
         ) from error
 
 

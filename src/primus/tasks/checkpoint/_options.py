@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from primus.errors import UnfitError
+from primus.package_files import PROGRAM
 from primus.runs import store
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def check_torch() -> None:
     except ImportError as error:
         raise UnfitError(
             f"checkpoints need PyTorch, which cannot be imported: {error}",
-            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
+            f"{PROGRAM} setup installs it",
         ) from None
 
 

@@ -8,6 +8,7 @@ from primus import experiment, registry
 from primus.config.load import Resolved
 from primus.errors import UnfitError, UsageError
 from primus.framework import FRAMEWORKS
+from primus.package_files import PROGRAM
 from primus.task import TaskContext
 from primus.tuning.gemm.options import GemmOptions
 from primus.tuning.gemm.products import ProductList, multiply_counts, sort_products
@@ -49,7 +50,7 @@ def trace_products(options: GemmOptions, context: TaskContext) -> ProductList:
     try:
         from primus.tuning.gemm.product_recorder import ProductRecorder
     except ImportError as error:
-        raise UnfitError(f"tune gemm needs PyTorch: {error}", "./primus-cli setup installs it") from None
+        raise UnfitError(f"tune gemm needs PyTorch: {error}", f"{PROGRAM} setup installs it") from None
     asked = resolve_experiment(options, context).experiment
     backend = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
     recorder = ProductRecorder()

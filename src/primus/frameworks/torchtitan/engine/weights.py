@@ -13,6 +13,7 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
 from primus.models.counts import head_dim, num_query_groups
+from primus.package_files import PROGRAM
 
 FUSED = ".wqkv."
 """Parameters whose rows are those of three matrices in torchtitan's checkpoints (FusedQKVLinear)."""
@@ -49,7 +50,7 @@ def _read_parameter(named: EngineNames, name: str, spec: ModelSpec) -> Tensor:
     except KeyError:
         raise PrimusError(
             f"torchtitan's parameter {name} is not among the weights of this model",
-            "this version of torchtitan names it differently: ./primus-cli engines shows the versions",
+            f"this version of torchtitan names it differently: {PROGRAM} engines shows the versions",
         ) from None
 
 
