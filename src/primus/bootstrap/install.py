@@ -130,7 +130,7 @@ class Installation:
         words = ["--constraint", str(constraints)]
         words += ["--editable", f".{wanted}"] if self.root else [f"primus{wanted}=={__version__}"]
         # uv ignores packages in shared folders, and would install PyTorch again.
-        uv = None if shared and self.base else packages.find_uv()
+        uv = None if shared and self.root else packages.find_uv()
         if not uv and importlib.util.find_spec("pip") is None:  # `uv tool install` makes environments without it
             packages.ensure_pip(self.log)
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
@@ -160,8 +160,9 @@ class Installation:
         # Decided by an earlier installation. The environment stays shared, so that an update does not download PyTorch.
         if (site / SHARED_FILE).is_file():
             return re.findall(r"addsitedir\('(.*?)'\)", (site / SHARED_FILE).read_text(encoding="utf-8"))
+        own = sys.path if self.root is None else []
         # In a separate process: only the base interpreter knows its own sys.path.
-        found, _ = packages.ask_python(self.base, LIST_PATH) if self.base else ({"path": sys.path}, "")
+        found, _ = packages.ask_python(self.base, LIST_PATH) if self.base else ({"path": own}, "")
         path = found.get("path")
         folders = [str(entry) for entry in path if str(entry).endswith("-packages")] if isinstance(path, list) else []
         build = torch_builds.find_installed_build(folders)
@@ -176,7 +177,7 @@ class Installation:
             self._say(f"not using {name}: {mismatch}")
             return []
         self._say(f"using {name}")
-        if not self.base:
+        if self.root is None:
             return folders
         # A .pth file rather than --system-site-packages: only these folders are shared, and they come after the
         # environment's own packages.
