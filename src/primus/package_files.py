@@ -33,11 +33,9 @@ def locate_config(file: Path) -> Path:
     return find_example(str(file)) if str(file).startswith(EXAMPLE_PREFIX) else file
 
 
-def name_examples_folder(file: Path, environ: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """`environ` for reading `file`: with the folder of the examples if it is one that is named as `examples:NAME`."""
-    if environ is None or not str(file).startswith(EXAMPLE_PREFIX):
-        return environ
-    return {**environ, EXAMPLES_VARIABLE: os.path.realpath(EXAMPLES)}
+def name_examples_folder(environ: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """`environ` for reading an example that is named, with the folder that its data are in."""
+    return None if environ is None else {**environ, EXAMPLES_VARIABLE: os.path.realpath(EXAMPLES)}
 
 
 def find_example(name: str) -> Path:

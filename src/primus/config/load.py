@@ -35,7 +35,7 @@ from primus.config.translation.foreign_settings import LayerContext, Translator
 from primus.config.translation.preset_files import find_checkout_preset
 from primus.errors import UsageError, did_you_mean, find_nearest
 from primus.framework import FRAMEWORKS, TRANSLATIONS
-from primus.package_files import locate_config, name_examples_folder
+from primus.package_files import EXAMPLE_PREFIX, find_example, name_examples_folder
 
 LONGEST_NAME = 200
 """Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
@@ -88,7 +88,8 @@ def load_experiment(
     Raises:
         UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
-    environ, file = name_examples_folder(file, environ), locate_config(file)
+    if str(file).startswith(EXAMPLE_PREFIX):
+        environ, file = name_examples_folder(environ), find_example(str(file))
     layers, notes = _read_experiment_files(file, environ)
     translator = None if is_resolved else find_translator(_find_framework(layers))
     tree = _merge_files(layers, translator)
