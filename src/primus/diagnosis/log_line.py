@@ -25,8 +25,9 @@ _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
 _LOCAL_RANK = re.compile(
     r"local_rank:? (\d+)|^\s*\[default(\d+)\]:|'local_rank %s FAILED .*', (\d+)\)|^-- Process (\d+) terminated"
+    r"|'--local_rank=(\d+)'.* exits with return code"
 )
-"""torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`."""
+"""torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`, DeepSpeed in commands."""
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _NO_HOST = (
     r"(?i:[\w.-]*(?:error|rank|python|epoch|step|gpu|cuda|iter|layer|bash|exception|warning|lib|line|default|\.py)[\w.-]*"
