@@ -27,7 +27,7 @@ _LOCAL_RANK = re.compile(
     r"local_rank:? (\d+)|^\s*\[default(\d+)\]:|'local_rank %s FAILED .*', (\d+)\)|^-- Process (\d+) terminated"
     r"|'--local_rank=(\d+)'.* exits with return code"
 )
-"""torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`, DeepSpeed in commands."""
+"""torchrun numbers the ranks of each node from 0 in reports and prefixes of `--tee`; DeepSpeed in commands."""
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _NO_HOST = (
     r"(?i:[\w.-]*(?:error|rank|python|epoch|step|gpu|cuda|iter|layer|bash|exception|warning|lib|line|default|\.py)[\w.-]*"
