@@ -214,7 +214,10 @@ def test_the_base_of_a_command_is_that_of_its_checkout(tmp_path: Path) -> None:
     assert shape == [6, 256, 32768, 64]
     assert [found.settings[key] for key in ("train_iters", "lr_warmup_fraction", "min_lr_ratio")] == [10, 0.3, 0.2]
     assert "lr_warmup_fraction" not in found.defaults and "ici_fsdp_parallelism" not in found.settings
-    assert ["xm_classes of it" in each.reason for each in found.warnings] == [True]
+    assert [each.key for each in found.warnings] == ["the script", "base_config"]
+    assert "xm_classes of it" in found.warnings[1].reason
+    script.write_text(f"set -e\ncat /proc/missing\n{line.replace(' MaxText/configs', ' $PWD/MaxText/configs')}\n")
+    assert read_foreign_file(script, {}).model["vocab_size"] == 32768
     script.write_text(f"{line} model_name=llama2-7b\n")
     assert "vocab_size" not in read_foreign_file(script, {}).model
 

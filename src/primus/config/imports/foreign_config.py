@@ -83,7 +83,7 @@ def check_types(values: Mapping[str, Any], names: Mapping[str, str], origin: str
     """
     for name, key in names.items():
         value = values.get(name)
-        kinds = _list_kinds(key)
+        kinds = list_kinds(key)
         if value is None or not kinds or (isinstance(value, bool) and bool in kinds):
             continue
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -93,7 +93,7 @@ def check_types(values: Mapping[str, Any], names: Mapping[str, str], origin: str
 
 
 @cache
-def _list_kinds(key: str) -> frozenset[type]:
+def list_kinds(key: str) -> frozenset[type]:
     """Types of a key if it is a number or a switch; empty for all others."""
     group = GROUPS.get(OWNERS.get(key, ""))
     field = next((each for each in structs.fields(group) if each.name == key), None) if group else None

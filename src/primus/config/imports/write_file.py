@@ -265,7 +265,8 @@ def replace_values(config: ForeignConfig, values: dict[str, ConfigValue]) -> Non
     """
     for key, value in values.items():
         if key not in OWNERS and key not in ("exp_name", "workspace", "model"):
-            raise UsageError(f"--{key}: unknown key", did_you_mean(key, OWNERS))
+            hint = f"an argument of the script: config import 'bash FILE --{key}={value}'" if config.folders else ""
+            raise UsageError(f"--{key}: unknown key", hint or did_you_mean(key, OWNERS))
         if key in OWNERS:
             config.set_key(key, value)
         else:

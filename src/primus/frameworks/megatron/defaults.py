@@ -6,7 +6,7 @@ the parser itself. What is listed here is what the parser does not know; sources
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from msgspec import structs
@@ -22,7 +22,8 @@ LATER: dict[str, ConfigValue] = {
 """Defaults that Megatron-LM sets after it has parsed its arguments, and of the release that the framework is for."""
 
 DEPENDENT: dict[str, tuple[str, ...]] = {
-    "multi_latent_attention": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "multi_latent_attention": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "mscale_all_dim"),
+    "use_rope_scaling": ("rotary_scaling_factor",),
     "fim_data": ("fim_rate",),
     "experimental_attention_variant": (
         "linear_num_key_heads",
@@ -46,7 +47,7 @@ IMPLIED = {
     "swiglu": (True,),
     "group_query_attention": (True,),
     "normalization": ("RMSNorm",),
-    "position_embedding_type": ("rope", "yarn"),
+    "position_embedding_type": ("rope", "yarn", "rotary"),
     "use_rotary_position_embeddings": (True,),
     "no_position_embedding": (True,),
     "hidden_dropout": (0, 0.0),
@@ -76,17 +77,18 @@ NEEDED = {
 """What Megatron-LM does otherwise where an argument is absent that primus has no key for."""
 
 
-def list_defaults(given: Container[str]) -> Iterator[tuple[str, Any]]:
+def list_defaults(given: Container[str], own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys that a script leaves to Megatron-LM, with its defaults, where they differ from ours.
 
     Args:
         given: Names of the arguments that the script gives.
+        own: Defaults of its checkout by key, which replace those of our release.
     """
     absent = {key for argument, keys in DEPENDENT.items() if argument not in given for key in keys}
     arguments = read_arguments().keys
     for key, group in OWNERS.items():
         argument = arguments.get(key)
-        value = LATER.get(key, argument.default if argument else None)
+        value = own.get(key, LATER.get(key, argument.default if argument else None))
         if value is None or key in absent or key in EQUIVALENT:
             continue
         default = next(field.default for field in structs.fields(GROUPS[group]) if field.name == key)

@@ -26,6 +26,7 @@ from primus.config.vocabulary import PUBLISHED_SIZES, find_vocabulary_size
 from primus.engine_keys import list_file_names
 from primus.errors import UsageError, find_nearest
 from primus.frameworks.megatron import known_keys
+from primus.frameworks.megatron.checkout_defaults import FILES, CheckoutDefaults, read_checkout_defaults
 from primus.frameworks.megatron.defaults import IMPLIED, NEEDED, list_defaults
 
 RENAMED = list_file_names(known_keys.FOLDER, with_older=True)
@@ -95,7 +96,7 @@ def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         raise UsageError(f"{PurePath(other).name} pre-trains no decoder that primus has", "import another script")
     program = next((index for index, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     arguments = words if program is None else words[program + 1 :]
-    named = {word.partition("=")[0] for word in arguments}
+    named = {word.partition("=")[0].replace("_", "-") for word in arguments}
     if program is not None and "--yaml-cfg" in named:
         file = (*_group_arguments(arguments)["--yaml-cfg"], "a file")[0]
         raise UsageError(f"has its settings in {file} (--yaml-cfg), which is not read", "write them as arguments")
@@ -160,9 +161,11 @@ class MegatronFlags:
     def translate(self) -> None:
         """Set the keys of `target`, and report each argument without one."""
         self.drop_empty()
-        for name, value in list_defaults(self.flags):
+        own = self.read_own_defaults()
+        for name, value in list_defaults(self.flags, own.keys):
             self.target.set_key(name, value)
-        self.read_model()
+        self.target.settings |= own.arguments
+        self.read_model(own)
         self.read_schedule()
         self.read_data()
         if "activations_checkpoint_method" in self.flags:  # of 2021 and 2022, when layers were recomputed whole
@@ -188,19 +191,38 @@ class MegatronFlags:
             self.flags.pop(name)
             self.add_other(name, None, "has no value in the script")
 
-    def read_model(self) -> None:
+    def read_own_defaults(self) -> CheckoutDefaults:
+        """The defaults of the script's checkout, and what is not known of them."""
+        known = known_keys.read_arguments().keys
+        own = read_checkout_defaults(self.target.folders, self.flags.keys(), RENAMED, known)
+        if own is None:
+            if self.target.folders:
+                reason = "not here: what the script leaves out is that of core_v0.16.1, from which it may differ"
+                self.target.add_other(FILES[0], None, reason)
+            return CheckoutDefaults("", {}, {}, {}, {})
+        for name in [name for name in own.arguments if name in NEEDED]:
+            if (value := own.arguments.pop(name)) in IMPLIED[name]:
+                own.others[name] = value
+        listed = ", ".join(f"{name} {value}" for name, value in own.others.items())
+        if listed:
+            self.target.add_other(own.file, f"its defaults: {listed}")
+        if unknown := [f"{name} {value}" for name, value in own.unknown.items() if name not in IMPLIED]:
+            self.target.add_other(own.file, None, f"has defaults of its own: {', '.join(unknown)}")
+        return own
+
+    def read_model(self, own: CheckoutDefaults) -> None:
         """Arguments that together say one thing about the model."""
         said = {"swiglu": self.read_gate(), "position_embedding_type": self.flags.get("use_rotary_position_embeddings")}
         for name, problem in NEEDED.items():
-            if name not in self.flags and not said.get(name):
+            if name not in self.flags and not said.get(name) and name not in own.others:
                 self.add_other(f"{name} (absent)", None, problem)
         heads = self.flags.get("num_attention_heads")
         groups = self.take("num_query_groups")
         # Megatron-DeepSpeed and BigCode have grouped attention without a switch
-        own = 1 if self.flags.get("attention_head_type") == "multiquery" else self.take("num_key_value_heads")
-        if own is not None:
+        number = 1 if self.flags.get("attention_head_type") == "multiquery" else self.take("num_key_value_heads")
+        if number is not None:
             self.take("attention_head_type")
-            self.target.set_key("num_query_groups", own)
+            self.target.set_key("num_query_groups", number)
         elif self.take("group_query_attention") and groups is not None:
             self.target.set_key("num_query_groups", groups)
         elif heads is not None and not self.flags.get("multi_latent_attention"):
@@ -349,7 +371,7 @@ class MegatronFlags:
         """Kinds of forks: the first two are tokenizers of transformers, and most of the others are."""
         model = self.flags.get("tokenizer_model") or self.flags.get("tokenizer_name_or_path")
         if kind == "TokenizerFromFile" and not model:
-            model = self.take("vocab_file")
+            model = self.take("tokenizer_file") or self.take("vocab_file")
             self.target.set_key("tokenizer_model", model)
         reason = "not a tokenizer of Megatron-LM; set tokenizer_type and tokenizer_model"
         if model:
@@ -380,6 +402,8 @@ class MegatronFlags:
             return
         if name == "zero_stage" and value in (1, 2, 3):
             self.target.set_key("use_distributed_optimizer", True)
+            shards = {1: "", 2: "shards gradients too", 3: "shards gradients and weights too"}[value]
+            self.add_other(name, value, shards and f"{shards}; use_distributed_optimizer only the optimizer's state")
             return
         key = RENAMED.get(name, name)
         if key in OWNERS:

@@ -14,7 +14,8 @@ from primus.config.imports.launch_line import find_launches
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
-from primus.config.imports.sandbox.script_runs import Arguments
+from primus.config.imports.sandbox.script_notes import UNSET
+from primus.config.imports.sandbox.script_runs import BUDGET_S, Arguments, RunState, ScriptRunner
 from primus.errors import UsageError
 
 NOBODY = 65534
@@ -82,6 +83,42 @@ def test_calls_of_other_scripts_are_followed(tmp_path: Path) -> None:
     assert get_arguments(probe(tmp_path, "RATE=4 sbatch parts/train.sh 9\n"))["lr"] == "4"
 
 
+@pytest.mark.parametrize("name", ["pretrain_gpt.py", "$PWD/pretrain_gpt.py"])
+def test_a_script_whose_program_is_in_its_checkout_is_started_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "jobs").mkdir()
+    text = f"{COMMAND.replace('pretrain_gpt.py', name)} --data-cache-path $PWD/cache\n"
+    assert get_arguments(probe(tmp_path / "jobs", text))["data-cache-path"] == f"{tmp_path}/jobs/cache"
+    (tmp_path / "pretrain_gpt.py").write_text("large\n")
+    assert get_arguments(probe(tmp_path / "jobs", text))["data-cache-path"] == f"{tmp_path}/cache"
+    (tmp_path / "jobs/pretrain_gpt.py").write_text("small\n")
+    assert get_arguments(probe(tmp_path / "jobs", text))["data-cache-path"] == f"{tmp_path}/jobs/cache"
+
+
+def test_a_variable_with_an_assigned_default_is_set(tmp_path: Path) -> None:
+    found = probe(tmp_path, f': "${{LAYERS:=4}}"\n{COMMAND} --ffn-hidden-size $LAYERS\n')
+    assert get_arguments(found)["ffn-hidden-size"] == "4"
+    assert not found.notes
+
+
+def test_a_variable_that_is_not_set_and_takes_a_branch_is_told(tmp_path: Path) -> None:
+    text = f"if [ $NODES -le 4 ]; then TP=2; else TP=8; fi\n[ $QUIET -eq 1 ] && echo\n{COMMAND} --lr $TP\n"
+    found = probe(tmp_path, text)
+    assert [note.subject for note in found.notes] == ["$NODES"]
+    assert found.notes[0].text.startswith(UNSET) and found.notes[0].text.endswith(": --lr depend on it")
+
+
+def test_the_limit_of_all_runs_is_processor_time(tmp_path: Path) -> None:
+    probe(tmp_path, COMMAND)  # skips where there is no sandbox
+    text = f"NODES=$(scontrol show)\n{COMMAND} --lr $NODES\n"
+    script = tmp_path / "run.sh"
+    runner = ScriptRunner(text, script, (), {}, choose)
+    runner.begin_s -= BUDGET_S / 2
+    assert runner.run(RunState()).arguments and not runner.is_cut
+    runner.num_late = 3  # as if runs had only waited
+    assert runner.run(RunState()).arguments is None and runner.is_cut
+
+
 def test_a_script_that_trains_only_in_its_checkout_is_started_there(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "pretrain_gpt.py").write_text("large\n")
@@ -90,7 +127,7 @@ def test_a_script_that_trains_only_in_its_checkout_is_started_there(tmp_path: Pa
     found = probe(tmp_path / "jobs", text)
     assert get_arguments(found)["data-cache-path"] == f"{tmp_path}/cache"
     assert [note.text for note in found.notes] == [
-        f"read as started in {tmp_path}: in its own folder, it trains nothing"
+        f"read as started in {tmp_path}: what it starts is not in its own folder"
     ]
     assert not found.doubts
     assert get_arguments(probe(tmp_path, text))["data-cache-path"] == f"{tmp_path}/cache"

@@ -9,6 +9,7 @@ with, are seen; each such comparison is tried, too. Arguments that are equal in 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from primus.config.imports.sandbox.script_runs import Arguments, RunState, Scrip
 from primus.config.imports.sandbox.trace import list_trace
 
 _PLACEHOLDER = re.compile(r"(?<=[=\"'\w.] |.[=\"'])<[A-Za-z][^<>\n|&;()$]*>")
+_FILE = re.compile(r"[\w./+-]+\.(py|ya?ml)")
+"""A program, or a file of settings, in a command."""
 _STRICT = re.compile(r"\bset\b(?: [-+]?\w+)*? (?:-\w*[eu]|-o (?:errexit|nounset))|^#!.* -\w*[eu]", re.MULTILINE)
 
 
@@ -63,11 +66,16 @@ def probe_script(
     if first.result.unavailable:
         return ScriptProbe(unavailable=first.result.unavailable)
     placeholders = _name_placeholders(runner, first.result.errors)
-    if first.arguments is None and (not placeholders or runner.run(RunState()).arguments is None):
+    if placeholders:
+        first = runner.run(RunState())
+    if first.arguments is None or _is_elsewhere(runner, first):
         _choose_folder(runner)
     base, token, groups = _run_groups(runner)
     if base.arguments is None and _STRICT.search(runner.text):
         base, token, groups = _run_groups(runner, is_lenient=True)
+        if _is_elsewhere(runner, base):
+            runner.cwd = str(runner.roots[-1])
+            base, token, groups = _run_groups(runner, is_lenient=True)
     doubts = find_doubts(runner, base, token, groups)
     argument_notes, candidates = read_arguments(runner, base)
     variable_notes = list(list_variable_notes(runner, base))
@@ -87,8 +95,17 @@ def probe_script(
     )
 
 
+def _is_elsewhere(runner: ScriptRunner, run: ScriptRun) -> bool:
+    """Whether what a script starts is not where it was started, but would be in the folder of its checkout."""
+    words = (word for record in run.result.records if record.cwd == runner.cwd for word in record.words)
+    paths = [os.path.relpath(os.path.join(runner.cwd, word), runner.cwd) for word in words if _FILE.fullmatch(word)]
+    return not any((runner.roots[0] / path).is_file() for path in paths) and any(
+        (runner.roots[-1] / path).is_file() for path in paths
+    )
+
+
 def _choose_folder(runner: ScriptRunner) -> None:
-    """Start the script in its checkout, if it trains there and not in its own folder."""
+    """Start the script in its checkout, if it trains there."""
     folder, runner.cwd = runner.cwd, str(runner.roots[-1])
     if runner.cwd == folder or runner.run(RunState()).arguments is None:
         runner.cwd = folder

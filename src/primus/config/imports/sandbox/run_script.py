@@ -23,7 +23,10 @@ TOOLS = (
 ).split()
 """Programs of the machine that a script may really run: they compute text, or make files in the sandbox's memory."""
 LIMIT_S = 4.0
-_ANSWER_LIMIT_S = LIMIT_S + 6
+"""Longest run on an idle machine."""
+_MOST_SLOWDOWN = 8.0
+_ANSWER_LIMIT_S = 6.0
+"""Time beyond that in which the sandbox is built and its answer is read."""
 MOST_PROCESSES = 64
 _NAMESPACED_LIMITS = (5, 14)
 """Version of Linux from which the number of processes is counted for each user namespace (user_namespaces(7))."""
@@ -86,6 +89,11 @@ class _Answer(Struct):
     errors: str = ""
 
 
+def get_limit_s() -> float:
+    """Longest run on this machine now: processes that wait for a processor make it longer."""
+    return LIMIT_S * min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_SLOWDOWN)
+
+
 def run_script(request: RunRequest) -> RunResult:
     """Run a script in the sandbox; see `isolate.py` for what bounds it."""
     bash = shutil.which("bash")
@@ -93,6 +101,7 @@ def run_script(request: RunRequest) -> RunResult:
         return RunResult(unavailable="it needs bash on Linux")
     binaries = _list_binaries()
     folders = dict.fromkeys(os.path.dirname(path) for path in binaries if os.path.basename(path) in TOOLS)
+    limit_s = get_limit_s()
     environ = {
         "PATH": os.pathsep.join(folders),
         "BASH_ENV": "/.primus/record_commands.bash",
@@ -109,7 +118,7 @@ def run_script(request: RunRequest) -> RunResult:
         | {"/.primus/record_commands.bash": _RECORDER.read_text(), "/.primus/answers": _format_answers(request, bash)},
         "environ": environ,
         "shift": request.shift,
-        "limit_s": LIMIT_S,
+        "limit_s": limit_s,
         "processes": MOST_PROCESSES + _count_processes(),
     }
     try:
@@ -119,7 +128,7 @@ def run_script(request: RunRequest) -> RunResult:
             capture_output=True,
             env={"LC_ALL": "C"},
             cwd="/",
-            timeout=_ANSWER_LIMIT_S,
+            timeout=limit_s + _ANSWER_LIMIT_S * (limit_s / LIMIT_S),
             start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -50,7 +50,7 @@ def list_run_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]:
     """What is missing here, and what the run had to take for given to reach the command."""
     yield from _list_missing_files(base)
     if runner.cwd != runner.folder:
-        yield Note("the script", f"read as started in {runner.cwd}: in its own folder, it trains nothing")
+        yield Note("the script", f"read as started in {runner.cwd}: what it starts is not in its own folder")
     state = base.state
     if state.has_files and (files := list_tests(base.result)):
         shown = ", ".join(path.removesuffix(INSIDE) for path in files[:MOST_SHOWN])
@@ -64,7 +64,7 @@ def list_run_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]:
     if base.result.is_late:
         yield Note("the script", f"did not end within {LIMIT_S:g} s; what it does later is not known")
     if runner.is_cut:
-        text = f"takes more than {BUDGET_S:g} s to try: some of what depends on the cluster may not be found"
+        text = f"takes more than {BUDGET_S:g} s of processor time: what depends on the cluster may not all be found"
         yield Note("the script", text)
 
 
@@ -109,17 +109,27 @@ def list_variable_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]
             found.setdefault(match["name"], []).append(name)
     for variable, names in found.items():
         yield Note(f"${variable}", f"{UNSET}: empty at {names[0]}, as in bash")
+    yield from _list_compared_variables(runner, base, [name for name in unset if name not in found])
     for variable in [name for name in runner.list_shell_variables() if name not in _OWN]:
         if names := list_differences(base, runner.run(base.state, hidden=variable)):
             listed = ", ".join(names[:MOST_SHOWN])
             yield Note(f"${variable}", f"{runner.environ[variable]} in this shell; it changes {listed}")
 
 
+def _list_compared_variables(runner: ScriptRunner, base: ScriptRun, unset: list[str]) -> Iterator[Note]:
+    """Variables that are compared with numbers and not set; a text does not take a branch there, a number does."""
+    compared = [name for name in unset if re.search(rf"\$\{{?{name}\b[^\n]* -(?:eq|ne|lt|le|gt|ge)\b", runner.text)]
+    for name in compared[:MOST_COMPARED]:
+        numbered = runner.run(structs.replace(base.state, variables=base.state.variables | {name: "1"}))
+        if names := list_differences(base, numbered):
+            yield Note(f"${name}", f"{UNSET}: {', '.join(names[:MOST_SHOWN])} depend on it")
+
+
 def _list_unset(runner: ScriptRunner) -> Iterator[str]:
     """Variables that are used without a default and assigned nowhere."""
     text = runner.text
     for name in dict.fromkeys(first or second for first, second in _PLAIN_VARIABLE.findall(text)):
-        assigned = rf"\b{name}\+?=|\b(?:for|read|mapfile|readarray|getopts|select|printf)\b[^\n;]*\b{name}\b"
+        assigned = rf"\b{name}(?:\+|:)?=|\b(?:for|read|mapfile|readarray|getopts|select|printf)\b[^\n;]*\b{name}\b"
         if name not in runner.environ and not re.search(assigned, text):
             yield name
 
