@@ -9,6 +9,8 @@ import pytest
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.launch_line import find_launches
 from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.write_file import format_result
+from primus.errors import UsageError
 from primus.frameworks.megatron.checkout_defaults import FILES, LARGEST_FILE
 from primus.frameworks.megatron.import_file import MegatronFlags
 
@@ -26,6 +28,7 @@ def _add_regularization_args(parser):
     group.add_argument('--no-load-balance', action='store_false', dest='load_balance')
     group.add_argument('--goldfish-k', type=int, default=50)
     group.add_argument('--goldfish-loss', action='store_true')
+    group.add_argument('--wandb-project', default='')
     group.add_argument('--seed', type=int, default=make_seed())
     group.add_argument('--apply-query-key-layer-scaling', action='store_false')
 """
@@ -47,7 +50,7 @@ def test_defaults_of_the_checkout_replace_those_of_the_release(file: str, tmp_pa
     values = found.model | found.settings
     expected = {"weight_decay": 0.03, "num_workers": 7, "rotary_base": 500000, "apply_query_key_layer_scaling": True}
     assert {key: values.get(key) for key in expected} == expected
-    assert "num_experts" not in values and "seed" not in values
+    assert not {"num_experts", "seed", "wandb_project"} & {*values}
     warnings = {each.key for each in found.warnings}
     assert {"--normalization (absent)", "--hidden-dropout (absent)"} <= warnings
     assert "--attention-dropout (absent)" not in warnings
@@ -101,3 +104,20 @@ def test_what_else_a_stage_of_zero_shards_is_told(stage: int, told: str, tmp_pat
 def test_the_tokenizer_of_bigcode_is_a_file(tmp_path: Path) -> None:
     found = read(tmp_path, "--tokenizer-type TokenizerFromFile --tokenizer-file /tok/tokenizer.json")
     assert found.settings["tokenizer_model"] == "/tok/tokenizer.json"
+
+
+def test_experts_that_differ_among_layers_are_told(tmp_path: Path) -> None:
+    found = read(tmp_path, "--num-experts 4 4 8 --deepspeed")
+    assert found.model["num_experts"] == 8
+    reason = next(each.reason for each in found.warnings if each.key == "--num-experts")
+    assert "each has 8" in reason
+    same = read(tmp_path, "--num-experts 4 4 --deepspeed")
+    assert same.model["num_experts"] == 4
+    assert "--num-experts" not in {each.key for each in same.warnings}
+
+
+def test_an_incomplete_shape_says_what_it_depends_on(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"N=$(nvidia-smi -L | wc -l)\ntorchrun pretrain_gpt.py {SHAPE} --num-layers $((N * 3))\n")
+    with pytest.raises(UsageError, match=r"num_layers not found \(--num-layers: only a run of the script can tell"):
+        format_result(read_foreign_file(script, {}))

@@ -16,6 +16,9 @@ from primus.config.schema import GROUPS, OWNERS, ModelSpec
 from primus.config.source import ConfigValue
 from primus.errors import UsageError
 
+LONGEST_SHOWN = 80
+"""Number of characters of a value that a comment shows."""
+
 
 class ForeignValue(Struct, frozen=True):
     """A value of the file without a key here."""
@@ -26,6 +29,14 @@ class ForeignValue(Struct, frozen=True):
     """Its value."""
     reason: str
     """Why it is not taken, and what to do about it; empty where it has no effect on training."""
+
+
+def format_value(other: ForeignValue) -> str:
+    """A value by its name, the beginning of a long one."""
+    if other.value is None:
+        return other.key
+    text = str(other.value).replace("\n", " ")
+    return f"{other.key} {text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
 
 
 class ForeignConfig(Struct):
@@ -123,6 +134,7 @@ def drop_defaults(model: dict[str, ConfigValue], keep: Iterable[str] = ()) -> di
     }
 
 
+MOST_REASONS = 3
 NAMING = ("model_name", "model.name", "model.flavor")
 """Settings of frameworks that name a model; without a preset of it, its shape is not known."""
 
@@ -137,7 +149,9 @@ def make_model(config: ForeignConfig) -> ModelSpec:
         each.name for each in msgspec.structs.fields(ModelSpec) if each.required and each.name not in config.model
     ]
     if missing:
-        named = next((f" ({each.key} {each.value}: {each.reason})" for each in config.others if each.key in NAMING), "")
+        told = {*NAMING, *(f"--{name.replace('_', '-')}" for name in missing)}
+        reasons = [each for each in config.warnings if each.key in told]
+        named = "".join(f" ({format_value(each)}: {each.reason})" for each in reasons[:MOST_REASONS])
         raise UsageError(
             f"{config.origin}: the shape of the model is incomplete: {', '.join(missing)} not found{named}",
             config.hint or f"give a preset (--model NAME), or what is missing, such as --{missing[0]} N",

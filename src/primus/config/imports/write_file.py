@@ -11,13 +11,11 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.extended_files import load_model
-from primus.config.imports.foreign_config import ForeignConfig, ForeignValue, drop_defaults, make_model
+from primus.config.imports.foreign_config import ForeignConfig, drop_defaults, format_value, make_model
 from primus.config.schema import OWNERS, ModelSpec
 from primus.config.source import ConfigValue, dump_yaml
-from primus.errors import UsageError, did_you_mean
+from primus.errors import UsageError, did_you_mean, find_nearest
 
-LONGEST_SHOWN = 80
-"""Number of characters of a value that a comment shows."""
 _COMMENT: Any = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
 _GROUP_TITLES = {
     "model": "model",
@@ -117,10 +115,10 @@ def _comment_others(config: ForeignConfig) -> list[str]:
     """Comments: first what affects training, then what does not, and defaults of the framework."""
     found = config.others
     lines: list[str] = []
-    affecting = [f"#   {_format_value(each)}: {each.reason}" for each in found if each.reason]
+    affecting = [f"#   {format_value(each)}: {each.reason}" for each in found if each.reason]
     if affecting:
         lines += ["#", "# Without a key of primus, and with an effect on training:", *affecting]
-    rest = [f"#   {_format_value(each)}" for each in found if not each.reason]
+    rest = [f"#   {format_value(each)}" for each in found if not each.reason]
     if rest:
         lines += ["#", "# Without a key of primus, and without an effect on training:", *rest]
     if config.defaults:
@@ -139,13 +137,6 @@ def _comment_others(config: ForeignConfig) -> list[str]:
 
 def _escape_line(line: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
-
-
-def _format_value(other: ForeignValue) -> str:
-    if other.value is None:
-        return other.key
-    text = str(other.value).replace("\n", " ")
-    return f"{other.key} {text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
 
 
 def _choose_preset(config: ForeignConfig, named: str | None) -> tuple[str | None, dict[str, ConfigValue]]:
@@ -265,8 +256,10 @@ def replace_values(config: ForeignConfig, values: dict[str, ConfigValue]) -> Non
     """
     for key, value in values.items():
         if key not in OWNERS and key not in ("exp_name", "workspace", "model"):
-            hint = f"an argument of the script: config import 'bash FILE --{key}={value}'" if config.folders else ""
-            raise UsageError(f"--{key}: unknown key", hint or did_you_mean(key, OWNERS))
+            hint = did_you_mean(key, OWNERS)
+            if config.folders and not find_nearest(key, OWNERS):
+                hint = f"an argument of the script: config import 'bash FILE --{key}={value}'"
+            raise UsageError(f"--{key}: unknown key", hint)
         if key in OWNERS:
             config.set_key(key, value)
         else:

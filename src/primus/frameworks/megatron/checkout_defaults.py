@@ -53,7 +53,7 @@ def read_checkout_defaults(
     for call in (node for node in ast.walk(parser) if isinstance(node, ast.Call)):
         dest, names, default = _read_argument(call)
         key = renamed.get(dest, dest)
-        if not dest or default is None or not names.isdisjoint(given) or dest in given:
+        if not dest or default in (None, "") or not names.isdisjoint(given) or dest in given:
             continue
         if key in OWNERS:
             if not (kinds := list_kinds(key)) or type(default) in kinds or (float in kinds and type(default) is int):

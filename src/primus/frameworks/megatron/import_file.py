@@ -265,10 +265,7 @@ class MegatronFlags:
 
     def read_experts(self) -> None:
         """Which layers have experts, and how they are balanced."""
-        if "num_experts" in self.flags and "deepspeed" in self.flags:
-            self.flags.setdefault("topk", 1)
-            reason = "Megatron-DeepSpeed has experts in each n-th layer, not in the first, and 2 where it is absent"
-            self.add_other("expert_interval", self.take("expert_interval"), f"{reason}; set moe_layer_freq")
+        self.read_deepspeed_experts()
         if "num_experts" in self.flags and "moe_ffn_hidden_size" not in self.flags and "ffn_hidden_size" in self.flags:
             self.target.set_key("moe_ffn_hidden_size", self.flags["ffn_hidden_size"])
         if self.flags.get("first_k_dense_replace") == -1:  # of MindSpeed: no dense layer
@@ -292,6 +289,18 @@ class MegatronFlags:
         if kind not in ("aux_loss", "seq_aux_loss") and "moe_aux_loss_coeff" in self.flags:
             reason = "" if kind in ("none", "sinkhorn") else f"primus cannot tell its effect with load balancing {kind}"
             self.add_other("moe_aux_loss_coeff", self.take("moe_aux_loss_coeff"), reason)
+
+    def read_deepspeed_experts(self) -> None:
+        """Experts of Megatron-DeepSpeed: a number for each layer that has them, and every n-th has them."""
+        if isinstance(numbers := self.flags.get("num_experts"), list):
+            self.flags["num_experts"] = max(numbers)
+            if len({*numbers}) > 1:
+                reason = f"differs among layers; here each has {max(numbers)}, and num_experts is one number"
+                self.add_other("num_experts", numbers, reason)
+        if "num_experts" in self.flags and "deepspeed" in self.flags:
+            self.flags.setdefault("topk", 1)
+            reason = "Megatron-DeepSpeed has experts in each n-th layer, not in the first, and 2 where it is absent"
+            self.add_other("expert_interval", self.take("expert_interval"), f"{reason}; set moe_layer_freq")
 
     def read_schedule(self) -> None:
         """Lengths in samples as steps; a warm-up share replaces a number of steps."""

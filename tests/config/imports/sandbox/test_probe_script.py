@@ -95,6 +95,16 @@ def test_a_script_whose_program_is_in_its_checkout_is_started_there(name: str, t
     assert get_arguments(probe(tmp_path / "jobs", text))["data-cache-path"] == f"{tmp_path}/jobs/cache"
 
 
+@pytest.mark.parametrize(("args", "rate"), [((), "3"), (("--lr", "5"), "5"), (("-l", "7"), "7")])
+def test_options_that_getopt_parses_are_read(args: tuple[str, ...], rate: str, tmp_path: Path) -> None:
+    text = (
+        'args=$(getopt -o l: --long lr: -- "$@")\nLR=3\neval set -- "$args"\n'
+        'while [ : ]; do case "$1" in -l | --lr) LR=$2; shift 2 ;; --) shift; break ;; esac; done\n'
+        f"{COMMAND} --lr $LR\n"
+    )
+    assert get_arguments(probe(tmp_path, text, *args))["lr"] == rate
+
+
 def test_a_variable_with_an_assigned_default_is_set(tmp_path: Path) -> None:
     found = probe(tmp_path, f': "${{LAYERS:=4}}"\n{COMMAND} --ffn-hidden-size $LAYERS\n')
     assert get_arguments(found)["ffn-hidden-size"] == "4"

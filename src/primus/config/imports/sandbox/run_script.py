@@ -18,8 +18,8 @@ from msgspec import Struct, field
 _PROGRAM = Path(__file__).with_name("isolate.py")
 _RECORDER = Path(__file__).with_name("record_commands.bash")
 TOOLS = (
-    "awk basename bc cat chmod cp cut dirname expr gawk grep egrep head ln mkdir mktemp mv paste readlink realpath rev "
-    "rm rmdir sed seq sort tail tee touch tr uniq wc"
+    "awk basename bc cat chmod cp cut dirname expr gawk getopt grep egrep head ln mkdir mktemp mv paste readlink "
+    "realpath rev rm rmdir sed seq sort tail tee touch tr uniq wc"
 ).split()
 """Programs of the machine that a script may really run: they compute text, or make files in the sandbox's memory."""
 LIMIT_S = 4.0
