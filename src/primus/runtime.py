@@ -257,8 +257,18 @@ class ProgressRuntime(Protocol):
         ...
 
 
+class PlaceRuntime(Protocol):
+    """A runtime whose platform knows where its nodes stand on the network."""
+
+    def find_own_place(self, environ: Mapping[str, str], /) -> tuple[str, ...]:
+        """The switches above this node, outermost first; empty if the platform does not say. Raise
+        `primus.errors.PrimusError` if it refuses or does not respond."""
+        ...
+
+
 RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})
 JOB_RUNTIMES = PlugInKind[JobRuntime]("runtimes", JobRuntime)
 PROGRESS_VARIABLE = "PRIMUS_POST_PROGRESS"
 """Variable that a runtime sets on node 0, RUNTIME:TARGET, to have the progress of the run posted; empty for nowhere."""
+PLACE_RUNTIMES = PlugInKind[PlaceRuntime]("runtimes", PlaceRuntime)
 PROGRESS_RUNTIMES = PlugInKind[ProgressRuntime]("runtimes", ProgressRuntime)

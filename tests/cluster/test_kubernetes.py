@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import importlib
 import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from fakes import cli
 from fakes.kubelet import Api, Kubelet, serving, start_container
 from primus import registry
 from primus.data.megatron.indexed_dataset import IndexedWriter
+from primus.errors import PrimusError
+from primus.machine.placement.topology_file import read_topology_file
 from primus.runs.run_progress import RunProgress
 from primus.runs.store import list_workspace_runs
-from primus.runtime import PROGRESS_RUNTIMES, PROGRESS_VARIABLE, PostRefused
+from primus.runtime import PLACE_RUNTIMES, PROGRESS_RUNTIMES, PROGRESS_VARIABLE, PostRefused
 
 pytest.importorskip("kubernetes")
 pytest.importorskip("kubeflow_trainer_api")
@@ -402,13 +406,7 @@ def test_a_pod_annotates_its_job_with_the_progress_where_it_may(
     (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     (value,) = [each["value"] for each in container["env"] if each["name"] == PROGRESS_VARIABLE]
     name, _, target = value.partition(":")
-    account = workplace / "account"
-    account.mkdir()
-    (account / "namespace").write_text("default")
-    (account / "ca.crt").write_text((api.kubeconfig.parent / "certs/apiserver.crt").read_text())
-    monkeypatch.setattr("primus.runtimes.kubernetes.progress.ACCOUNT", account)
-    port = api.url.rpartition(":")[2]
-    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    account, environ = give_account(api, workplace, monkeypatch)
     post = registry.load_plug_in(PROGRESS_RUNTIMES, name).post_progress
     progress = RunProgress(step=120, total=1000, loss=2.5, remaining_s=3600)
     (account / "token").write_text("poor-token")
@@ -420,6 +418,102 @@ def test_a_pod_annotates_its_job_with_the_progress_where_it_may(
     assert api.ask("GET", f"{JOBSETS}/posts")["metadata"]["annotations"]["primus.progress"] == wanted
     assert f"message:  {wanted}" in k8s(api, workplace, "get", "posts").stdout
     k8s(api, workplace, "delete", "posts")
+
+
+def give_account(api: Api, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
+    """The folder with the account of a pod, in which the token is missing, and the variables of the pod."""
+    account = workplace / "account"
+    account.mkdir()
+    (account / "namespace").write_text("default")
+    (account / "ca.crt").write_text((api.kubeconfig.parent / "certs/apiserver.crt").read_text())
+    monkeypatch.setattr("primus.runtimes.kubernetes.pod_account.ACCOUNT", account)
+    port = api.url.rpartition(":")[2]
+    return account, {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+
+
+def test_a_pod_posts_the_status_of_its_train_job(api: Api, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubeflow's status server writes what a pod sends into the status subresource; here a handler does."""
+    create(api, workplace, "reports", "--target", "trainjob", "--gpu", "0")
+
+    class StatusHandler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            api.set_status(self.path.removesuffix("/status"), body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    account, environ = give_account(api, workplace, monkeypatch)
+    (account / "token").write_text("admin-token")
+    post = registry.load_plug_in(PROGRESS_RUNTIMES, "kubernetes").post_progress
+    progress = RunProgress(step=120, total=1000, loss=2.5, remaining_s=3600)
+    target = f"{TRAINJOBS.replace('default', '{}')}/reports"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), StatusHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}{TRAINJOBS}/reports/status"
+        there = {"KUBEFLOW_TRAINER_SERVER_URL": url, "KUBEFLOW_TRAINER_SERVER_TOKEN": str(account / "token")}
+        post(progress, target, environ | there)
+        server.shutdown()
+    kept = api.ask("GET", f"{TRAINJOBS}/reports")["status"]["trainerStatus"]  # fields outside of the schema are dropped
+    assert kept.pop("lastUpdatedTime").endswith("Z")
+    metrics = [{"name": "step", "value": "120"}, {"name": "loss", "value": "2.5"}]
+    assert kept == {"progressPercentage": 12, "estimatedRemainingSeconds": 3600, "metrics": metrics}
+    post(progress, target, environ)  # a Trainer without that feature: the job is annotated
+    wanted = "step 120/1000 (12 %), loss 2.5, 1:00:00 left"
+    assert api.ask("GET", f"{TRAINJOBS}/reports")["metadata"]["annotations"]["primus.progress"] == wanted
+    k8s(api, workplace, "delete", "reports", "--target", "trainjob")
+
+
+def test_nodes_stand_where_their_labels_say(api: Api, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [{"topology.kubernetes.io/zone": "z", "cloud.provider.com/topology-rack": f"r{i % 2}"} for i in range(4)]
+    for number, each in enumerate(labels):
+        meta = {"name": f"g{number}", "labels": each}
+        api.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": meta})
+    made = create(api, workplace, "placed", "--replica", "4")
+    (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    (file,) = [each["value"] for each in container["env"] if each["name"] == "PRIMUS_TOPOLOGY_FILE"]
+    sent = api.ask("GET", f"{MAPS}/placed-run")["data"]
+    written = workplace / "topology.csv"
+    written.write_text(sent["config.topology.csv"])
+    assert file.endswith("/config/topology.csv")
+    assert read_topology_file(written) == {f"g{i}": ("z", f"r{i % 2}") for i in range(4)}
+    # A pod of a job that was made without them asks for those of its own node.
+    account, environ = give_account(api, workplace, monkeypatch)
+    find = registry.load_plug_in(PLACE_RUNTIMES, "kubernetes").find_own_place
+    (account / "token").write_text("admin-token")
+    assert find(environ | {"PRIMUS_NODE_NAME": "g3"}) == ("z", "r1")
+    (account / "token").write_text("poor-token")
+    with pytest.raises(PrimusError, match=r'403 .*User "poor" cannot get resource "nodes"'):
+        find(environ | {"PRIMUS_NODE_NAME": "g3"})
+    k8s(api, workplace, "delete", "placed")
+    for number in range(4):
+        api.ask("DELETE", f"/api/v1/nodes/g{number}")
+
+
+def test_labels_that_the_user_may_not_read_are_named_in_one_line(api: Api, workplace: Path) -> None:
+    """`user` may create jobs in the namespace, and see no node."""
+    rights = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    group, version = "rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1"
+    path = f"/apis/{version}/namespaces/default"
+    role = {"apiVersion": version, "kind": "Role", "metadata": {"name": "jobs"}, "rules": rights}
+    binding = {
+        "apiVersion": version,
+        "kind": "RoleBinding",
+        "metadata": {"name": "jobs"},
+        "subjects": [{"kind": "User", "name": "poor", "apiGroup": group}],
+        "roleRef": {"kind": "Role", "name": "jobs", "apiGroup": group},
+    }
+    api.ask("POST", f"{path}/roles", role)
+    api.ask("POST", f"{path}/rolebindings", binding)
+    words = ("--name", "hidden", "--image", "X", "--exp", "night.yaml", "--replica", "4", "--context", "poor")
+    done = k8s(api, workplace, "create", *words)
+    (line,) = [each for each in done.stderr.splitlines() + done.stdout.splitlines() if "do not order the ranks" in each]
+    assert 'User "poor" cannot list resource "nodes"' in line
+    assert "config.topology.csv" not in api.ask("GET", f"{MAPS}/hidden-run")["data"]
+    k8s(api, workplace, "delete", "hidden")
+    for kind in ("rolebindings", "roles"):
+        api.ask("DELETE", f"{path}/{kind}/jobs")
 
 
 @pytest.mark.parametrize(("data", "code"), [("here", 0), ("wrong", 2)])

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from primus.launch.node_order import locate_nodes, order_nodes
+from machine.placement.test_measured_places import write_results
+from primus.launch.node_order import find_own_place, locate_nodes, measure_places, order_nodes
+from primus.launch.prepare import Launch
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import Device, MachineFacts
+from primus.plan import LaunchJob, LaunchPlan, PlanContext, RankOrderPolicy
 from primus.runs.node_record import NodesRecord, RunNode
+from primus.runtime import LaunchRequest
 
 TWO_LEAVES = {"a1": ("a",), "b1": ("b",), "a2": ("a",), "b2": ("b",), "a3": ("a",), "b3": ("b",)}
 
@@ -63,3 +69,43 @@ def test_hosts_are_found_in_a_file_with_and_without_their_domain(tmp_path: Path,
     located = locate_nodes([*given, RunNode(host="n3", scheduler_rank=2, place=("x",))], str(tmp_path / "t.yaml"))
     assert [node.place for node in located] == [("leaf1",), ("leaf1",), ()]
     assert locate_nodes(given, None) == given
+
+
+def plan_pod(num_nodes: int, file: str | None = None, **environ: str) -> Launch:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PRIMUS_NODE_NAME": "n1", **environ}
+    gpus = MachineFacts(devices=(Device(index=0, vendor="nvidia", fabric="7b.3"),))
+    layout = ClusterLayout(nproc=1, nnodes=num_nodes, master_addr="n0", master_port=1)
+    return Launch(
+        job=LaunchJob(name="x", workspace="."),
+        request=LaunchRequest(task="train", words=(), runtimes=()),
+        command=(),
+        directory=".",
+        attempt=0,
+        context=PlanContext(environ=pod, python="python", gpu_facts=lambda: gpus),
+        plan=LaunchPlan(argv=(), layout=layout, rank_order=RankOrderPolicy(topology_file=file)),
+    )
+
+
+def test_the_nvlink_domain_is_the_innermost_level_of_a_nodes_place() -> None:
+    assert find_own_place(plan_pod(3, PRIMUS_NODE_PLACE="spine.leaf")) == ("spine", "leaf", "nvlink-7b.3")
+    assert find_own_place(plan_pod(2, PRIMUS_NODE_PLACE="spine.leaf")) == (), "of two nodes none can be moved"
+
+
+def test_labels_that_a_pod_may_not_read_are_one_line() -> None:
+    said: list[str] = []
+    assert find_own_place(plan_pod(3), said.append) == ("nvlink-7b.3",)
+    assert len(said) == 1
+    assert said[0].startswith("labels of the nodes do not order the ranks, since the pods cannot read them: ")
+    find_own_place(plan_pod(3))
+    find_own_place(plan_pod(3, file="site.yaml"), said.append)
+    assert len(said) == 1, "other nodes say nothing, and a file needs no labels"
+
+
+def test_bandwidths_of_a_preflight_are_the_last_resort(tmp_path: Path) -> None:
+    write_results(tmp_path, "20260102_000000-aaaa", ["a1", "b1", "a2", "b2"])
+    said: list[str] = []
+    given = [RunNode(host=host, scheduler_rank=rank) for rank, host in enumerate(("a1", "b1", "a2", "b2"))]
+    assert hosts(order_nodes(measure_places(given, tmp_path, said.append), (), 8)) == ["a1", "a2", "b1", "b2"]
+    file = tmp_path / "preflight/20260102_000000-aaaa/report/performance.json"
+    assert said == [f"where nodes stand is taken from the bandwidths in {file}"]
+    assert measure_places([*given, RunNode(host="c1", scheduler_rank=4)], tmp_path, said.append)[0].place == ()

@@ -7,17 +7,20 @@ from pathlib import Path
 
 from msgspec import structs
 
+from primus import registry
+from primus.errors import PrimusError
 from primus.launch.nodes.rendezvous import RendezvousPeer
 from primus.launch.prepare import Launch
-from primus.machine.cluster import find_node_name
-from primus.machine.placement.node_place import read_own_place
+from primus.machine.cluster import NODE_NAME_VARIABLE, find_node_name
+from primus.machine.placement.node_place import LEAST_ORDERED, find_fabric, read_place_variables
 from primus.machine.placement.order_summary import summarize_order
 from primus.machine.placement.rank_groups import RankGroups, place_groups_on_nodes
-from primus.machine.placement.rank_order import build_switch_tree, choose_order
+from primus.machine.placement.rank_order import Place, build_switch_tree, choose_order
 from primus.messages import Say
 from primus.runs.files import write_json
 from primus.runs.node_record import NODES_FILE, NodesRecord, RunNode, read_nodes_record
 from primus.runs.store import Run
+from primus.runtime import PLACE_RUNTIMES
 
 MOST_NAMED = 3
 """Nodes that a line names."""
@@ -32,13 +35,15 @@ def assign_node_ranks(launch: Launch, run: Run, peers: Mapping[int, RendezvousPe
     policy, layout, job = launch.plan.rank_order, launch.plan.layout, launch.job
     if policy is None or layout is None:
         return {}
-    own = RunNode(host=find_node_name(), scheduler_rank=0, place=read_own_place(launch.context.environ))
+    own = RunNode(host=find_node_name(), scheduler_rank=0, place=find_own_place(launch, say))
     nodes = [own] + [
         RunNode(host=peer.host, scheduler_rank=rank, place=peer.place) for rank, peer in sorted(peers.items())
     ]
     record = NodesRecord(nodes=tuple(nodes))
     if policy.by_network:
         nodes = locate_nodes(nodes, policy.topology_file)
+        if not any(node.place for node in nodes) and len(nodes) >= LEAST_ORDERED:
+            nodes = measure_places(nodes, Path(job.workspace), say)
         earlier = job.resume or job.replay_of
         record = order_nodes(
             nodes,
@@ -51,6 +56,38 @@ def assign_node_ranks(launch: Launch, run: Run, peers: Mapping[int, RendezvousPe
         say(record.summary)
     write_json(run.directory / NODES_FILE, record)
     return {node.scheduler_rank: rank for rank, node in enumerate(record.nodes) if node.scheduler_rank}
+
+
+def find_own_place(launch: Launch, say: Say | None = None) -> Place:
+    """The switches above this node: those of its variables, else those that its platform names, and its NVLink domain.
+
+    Args:
+        say: Reports a platform that refuses; None on all nodes but one.
+    """
+    context, policy, layout = launch.context, launch.plan.rank_order, launch.plan.layout
+    if policy is None or not policy.by_network or layout is None or layout.nnodes < LEAST_ORDERED:
+        return ()
+    place = read_place_variables(context.environ)
+    is_pod = "KUBERNETES_SERVICE_HOST" in context.environ and NODE_NAME_VARIABLE in context.environ
+    if not place and is_pod and policy.topology_file is None:
+        try:
+            place = registry.load_plug_in(PLACE_RUNTIMES, "kubernetes").find_own_place(context.environ)
+        except PrimusError as error:
+            if say:
+                say(f"labels of the nodes do not order the ranks, since the pods cannot read them: {error.problem}")
+    return place + find_fabric(context.gpu_facts().devices)
+
+
+def measure_places(nodes: Sequence[RunNode], workspace: Path, say: Say) -> list[RunNode]:
+    """`nodes` with places by the bandwidths that a preflight of the workspace measured between all of them, if any."""
+    from primus.machine.placement.measured_places import find_measured_places  # where no other source knows
+
+    found = find_measured_places(workspace, {node.host for node in nodes})
+    if found is None:
+        return list(nodes)
+    places, file = found
+    say(f"where nodes stand is taken from the bandwidths in {file}")
+    return [structs.replace(node, place=places[node.host]) for node in nodes]
 
 
 def make_data_ring(world_size: int) -> RankGroups:

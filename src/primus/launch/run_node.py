@@ -32,7 +32,6 @@ from primus.launch.run_folder import HOOK_LOGS, move_node_files, open_run
 from primus.launch.supervision import attempt_loop
 from primus.launch.supervision.attempt_loop import NodeSession
 from primus.machine.cluster import ClusterLayout, find_node_name
-from primus.machine.placement.node_place import read_own_place
 from primus.messages import Say
 from primus.plan import Variable, redact_plan
 from primus.redaction import is_secret_name, learn
@@ -326,7 +325,9 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: NodeConnecti
     assert shape.master_port is not None
     head = rendezvous.HeadAddress(shape.master_addr, shape.master_port)
     fingerprint, timeout_s = _compute_fingerprint(pending.per_node, shape), _choose_rendezvous_timeout_s(pending.launch)
-    place = read_own_place(pending.launch.context.environ)
+    from primus.launch.node_order import find_own_place  # for jobs of several nodes only
+
+    place = find_own_place(pending.launch)
     reply = rendezvous.join_rendezvous(head, shape.node_rank, fingerprint, timeout_s, nodes.kept, place)
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch

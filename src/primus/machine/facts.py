@@ -83,6 +83,9 @@ class Device(Struct, frozen=True, kw_only=True):
     """NPS1, NPS2, NPS4; None if it is not known."""
     hive: str | None = None
     """Id of the xGMI hive: GPUs of one hive are linked directly."""
+    fabric: str | None = None
+    """Id of the NVLink domain that the GPU shares with GPUs of other nodes (GB200 NVL72). AMD has none today: xGMI
+    connects the GPUs of one node."""
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
     """Host bridge, bridges and the device (see `pci.find_pci_path`); empty if unknown."""

@@ -20,6 +20,7 @@ from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, LayoutFlags, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
+from primus.machine.placement.node_place import TOPOLOGY_VARIABLE
 from primus.plan import LaunchPlan, PlanContext, RankOrderPolicy, RestartPolicy, Variable, extends_list
 from primus.runs.store import Run
 
@@ -80,8 +81,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Ranks of three and more nodes: `network` puts nodes below one switch beside each other, `scheduler` keeps the
     order in which they were given."""
     topology_file: str | None = None
-    """File of the switches above each node: YAML, CSV or Slurm's topology.conf (default: PRIMUS_TOPOLOGY_FILE, else
-    what each node knows)."""
+    """File of the switches above each node: YAML, CSV, Slurm's topology.conf or measurements of a preflight (default:
+    PRIMUS_TOPOLOGY_FILE, else what each node knows)."""
     rdzv_backend: Literal["static", "c10d"] = "static"
     """Rendezvous of torchrun on several nodes: static keeps the node ranks, c10d assigns them in order of arrival."""
 
@@ -199,7 +200,7 @@ def _choose_rank_order(options: Options, shape: ClusterLayout, context: PlanCont
     """Order of the nodes; None where torchrun numbers them, or no worker starts."""
     if shape.nnodes == 1 or not context.starts_workers or options.rdzv_backend == "c10d":
         return None
-    file = options.topology_file or context.environ.get("PRIMUS_TOPOLOGY_FILE")
+    file = options.topology_file or context.environ.get(TOPOLOGY_VARIABLE)
     return RankOrderPolicy(by_network=options.rank_order == "network", topology_file=file)
 
 

@@ -58,6 +58,10 @@ typedef struct { unsigned pid; unsigned long long memory; unsigned gpu, compute;
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) {
   *n = 2; p[0].pid = 77; p[0].memory = 512ULL << 20; p[1].pid = 78; p[1].memory = ~0ULL; return 0;
 }
+typedef struct { unsigned char uuid[16]; int status; unsigned clique; unsigned char state; } fabric_t;
+int nvmlDeviceGetGpuFabricInfo(void *h, fabric_t *f) {
+  memset(f, 0, sizeof *f); f->uuid[0] = FABRIC ? 0x7b : 0; f->clique = 3; f->state = FABRIC == 2 ? 2 : 3; return 0;
+}
 int nvmlDeviceGetVbiosVersion(void *h, char *t, unsigned n) { return 3; }
 int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *on) { *on = l < 4; return l < 6 ? 0 : 2; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned l, pci_t *p) {
@@ -72,7 +76,8 @@ def library(folder: Path, **options: int) -> str:
     compiler = shutil.which("cc") or pytest.skip("no C compiler")
     source, target = folder / "nvml.c", folder / "libnvml.so"
     source.write_text(NVML)
-    flags = [f"-D{name}={options.get(name, 0)}" for name in ("HANG", "BROKEN", "SWITCH", "LOST", "UNSUPPORTED")]
+    names = ("HANG", "BROKEN", "SWITCH", "LOST", "UNSUPPORTED", "FABRIC")
+    flags = [f"-D{name}={options.get(name, 0)}" for name in names]
     subprocess.run([compiler, "-shared", "-fPIC", "-w", *flags, "-o", target, source], check=True, timeout=60)
     return str(target)
 
@@ -87,6 +92,14 @@ def test_nvml_gives_cards_memory_and_links(tmp_path: Path, switch: int) -> None:
     assert (first.model, first.architecture, first.memory_bytes) == ("H100", "sm90", 81559 << 20)
     assert (first.uuid, first.device_id, first.sources["memory_bytes"]) == ("GPU-0000001b-0000", 0x2330, "nvml")
     assert [(link.kind, link.first, link.second, link.num_links) for link in links] == [("nvlink", 0, 1, 4)]
+
+
+def test_cards_of_a_domain_over_nodes_have_its_id(tmp_path: Path) -> None:
+    functions = [pci.PciFunction(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    for fabric, wanted in ((1, f"7b{'00' * 15}.3"), (0, None), (2, None)):  # a domain, one node alone, not registered
+        (tmp_path / str(fabric)).mkdir()
+        devices, _ = nvidia.read_gpus(FileTree(), functions, library(tmp_path / str(fabric), FABRIC=fabric))
+        assert [device.fabric for device in devices] == [wanted] * 2
 
 
 def test_a_library_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from primus.errors import UsageError
-from primus.machine.placement.node_place import read_own_place
+from primus.machine.facts import Device
+from primus.machine.placement.node_place import find_fabric, read_place_variables
 from primus.machine.placement.topology_file import read_topology_file
 
 
@@ -64,7 +65,14 @@ def test_a_file_that_says_nothing_or_two_things_is_refused(tmp_path: Path, name:
 
 def test_a_node_reads_its_place_from_slurm_or_from_its_site() -> None:
     slurm = {"SLURM_TOPOLOGY_ADDR": "core.leaf1.n1.example.org", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
-    assert read_own_place(slurm) == ("core", "leaf1")
-    assert read_own_place({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}) == ()
-    assert read_own_place({**slurm, "PRIMUS_NODE_PLACE": "rail.rack7"}) == ("rail", "rack7")
-    assert read_own_place({}) == ()
+    assert read_place_variables(slurm) == ("core", "leaf1")
+    assert read_place_variables({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}) == ()
+    assert read_place_variables({**slurm, "PRIMUS_NODE_PLACE": "rail.rack7"}) == ("rail", "rack7")
+    assert read_place_variables({}) == ()
+
+
+def test_an_nvlink_domain_is_a_level_where_all_gpus_share_it() -> None:
+    gpus = [Device(index=index, vendor="nvidia", fabric="7b.3") for index in range(4)]
+    assert find_fabric(gpus) == ("nvlink-7b.3",)
+    assert find_fabric([*gpus, Device(index=4, vendor="nvidia")]) == ()
+    assert find_fabric([Device(index=0, vendor="amd", hive="1")]) == find_fabric([]) == ()

@@ -81,6 +81,7 @@ def _build_gpu(
         "architecture": (reading.architecture or (known.architecture if known else None), source),
         "memory_bytes": (memory, source),
         "partition_mode": (_find_mig_mode(tree, reading), "proc"),
+        "fabric": (reading.fabric, source),
         "numa_node": (pci.read_numa_node(tree, on_bus.bdf) if on_bus else None, "pci"),
         "pci_path": (pci.find_pci_path(tree, on_bus.bdf) if on_bus else (), "pci"),
         "pcie": (pci.read_slowest_link(tree, on_bus.bdf) if on_bus else PcieLink(), "pci"),

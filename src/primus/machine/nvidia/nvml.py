@@ -19,6 +19,8 @@ hung driver never returns."""
 MAX_LINKS = 18
 """NVLinks of a GPU: NVML_NVLINK_MAX_LINKS."""
 MAX_PROCESSES = 512
+FABRIC_COMPLETED = 3
+"""NVML_GPU_FABRIC_STATE_COMPLETED: the GPU is registered with the fabric."""
 NOT_AVAILABLE = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, as a number of 64 bits."""
 NOT_SUPPORTED = 3
@@ -57,6 +59,8 @@ class NvidiaReading(Struct, frozen=True, kw_only=True):
     vbios: str | None = None
     peers: tuple[str, ...] = ()
     """Peer address of each active NVLink."""
+    fabric: str | None = None
+    """Id of its NVLink domain with GPUs of other nodes."""
     is_lost: bool = False
     """Whether the driver lists the GPU but cannot reach it."""
 
@@ -149,6 +153,17 @@ class _Banks(ctypes.Structure):
     _fields_ = tuple((level, ctypes.c_uint) for level in BANKS)
 
 
+class _FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t."""
+
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_int),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
+
+
 class _NvmlLibrary:
     """The library, loaded and initialized; `problems` collects failures of single GPUs."""
 
@@ -194,6 +209,7 @@ class _NvmlLibrary:
             architecture=self.read_architecture(index, device),
             vbios=self.read_text("nvmlDeviceGetVbiosVersion", device),
             peers=tuple(self.list_link_peers(device)),
+            fabric=self.read_fabric(device),
         )
 
     def read_vitals(self, index: int) -> tuple[str | None, Vitals]:
@@ -276,6 +292,16 @@ class _NvmlLibrary:
         buffer = ctypes.create_string_buffer(96)
         code = self.call_function(name, device, buffer, ctypes.c_uint(len(buffer)))
         return None if code else buffer.value.decode(errors="replace")
+
+    def read_fabric(self, device: ctypes.c_void_p) -> str | None:
+        """Cluster and clique of the NVLink domain; GPUs of both the same ids reach each other over nodes (MNNVL)."""
+        info = _FabricInfo()
+        code = self.call_function("nvmlDeviceGetGpuFabricInfo", device, ctypes.byref(info))
+        if code or info.status or info.state != FABRIC_COMPLETED:
+            return None
+        # Domains of one node, such as those of HGX H100, have a cluster of zeros.
+        cluster = bytes(info.cluster)
+        return f"{cluster.hex()}.{info.clique}" if any(cluster) else None
 
     def list_link_peers(self, device: ctypes.c_void_p) -> Iterable[str]:
         # Functions for links fail on GPUs without NVLink or for links that do not exist; both are skipped without a

@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from primus.config.source import Leaf, Tree, read_yaml
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
 from primus.machine.host_list import expand_hosts
+from primus.machine.measurements import FILE
+from primus.machine.placement.measured_places import read_measured_places
 from primus.machine.placement.rank_order import Place
 
 FORMS = (
@@ -22,12 +26,14 @@ def read_topology_file(path: Path) -> dict[str, Place]:
     """The switches above each node of a file, outermost first.
 
     A file holds nested switches with host lists (YAML), a line for each node (``.csv``: node, then its switches from
-    the outermost), or Slurm's ``topology.conf``.
+    the outermost), Slurm's ``topology.conf``, or the bandwidths that a preflight measured (``.json``).
 
     Raises:
         UsageError: The file cannot be read, or a node stands at two places.
     """
     shown = format_path(path)
+    if path.suffix == ".json":
+        return _read_measurements(path, shown)
     places: dict[str, Place] = {}
     for where, host, place in _read_entries(path, shown):
         if places.setdefault(host, place) != place:
@@ -37,6 +43,17 @@ def read_topology_file(path: Path) -> dict[str, Place]:
             )
     if not places:
         raise UsageError(f"{shown} names no node", FORMS)
+    return places
+
+
+def _read_measurements(path: Path, shown: str) -> dict[str, Place]:
+    try:
+        places = read_measured_places(path)
+    except (OSError, msgspec.MsgspecError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"{shown}: not the results of a preflight: {reason}", f"name RUN/{FILE} of one") from None
+    if not places:
+        raise UsageError(f"{shown} shows no groups of nodes", "its bandwidths between nodes are alike, or incomplete")
     return places
 
 

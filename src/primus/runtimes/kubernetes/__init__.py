@@ -17,6 +17,8 @@ from primus.launch.jobs import job_states, submissions
 from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_among, plan_avoided_nodes, report_avoided_nodes
 from primus.launch.run_remote import SubmissionRejected
 from primus.launch.signals import find_exit_code
+from primus.machine.placement.node_labels import locate_by_labels
+from primus.machine.placement.node_place import LEAST_ORDERED, PLACE_VARIABLE, TOPOLOGY_VARIABLE
 from primus.messages import Say
 from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.redaction import redact_args
@@ -31,12 +33,14 @@ from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, ac
 from primus.runtimes.kubernetes.target import KubernetesTarget, Place, SubmissionUncertain
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "format_plan", "parse", "print_logs", "run"]
-__all__ += ["accepts_option", "find_states", "post_progress", "split_words", "start", "wrap"]
+__all__ += ["accepts_option", "find_own_place", "find_states", "post_progress", "split_words", "start", "wrap"]
 
 LEVEL = "cluster"
 DELETED = JobState(state="cancelled", raw="deleted")
 FOLDER = "kubernetes"
 """Folder in the run folder with the job as it was sent, and its node script."""
+TOPOLOGY_FILE = "config/topology.csv"
+"""Places of the cluster's nodes at the submission, in the run folder."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
@@ -109,6 +113,26 @@ def _avoid_unfit_nodes(
     return structs.replace(remote, plan=structs.replace(remote.plan, avoided=found.avoided))
 
 
+def _locate_nodes(
+    remote: RemoteLaunch, options: Options, server: KubernetesTarget, place: Place, run: Run, say: Say
+) -> RemoteLaunch:
+    """`remote` with a file of the nodes' places on the network for node 0, as far as the user may read their labels."""
+    typed = {word.partition("=")[0] for word in options.env} | set(remote.plan.env)
+    if options.replica < LEAST_ORDERED or typed & {TOPOLOGY_VARIABLE, PLACE_VARIABLE}:
+        return remote
+    try:
+        places = server.find_node_places(place, remote.context.environ)
+    except PrimusError as error:
+        say(f"labels of the nodes do not order the ranks, unless the pods may read them: {error.problem}")
+        return remote
+    if not places:
+        return remote
+    write_text(run.directory / TOPOLOGY_FILE, "".join(f"{','.join((node, *at))}\n" for node, at in places.items()))
+    inside = job_spec.locate_run_folder_in_pod(options, remote.context) / TOPOLOGY_FILE
+    env = remote.plan.env | {TOPOLOGY_VARIABLE: Variable(str(inside), "the labels of the nodes")}
+    return structs.replace(remote, plan=structs.replace(remote.plan, env=env))
+
+
 def format_plan(remote: RemoteLaunch) -> str:
     """Output of a dry run: the objects that would be sent to the server, as text for kubectl."""
     options = parse(remote.request.runtimes[0].words)
@@ -133,6 +157,7 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     try:
         place = server.resolve_place(options, environ)
         remote = _avoid_unfit_nodes(remote, options, server, place, run_folder, say)
+        remote = _locate_nodes(remote, options, server, place, run_folder, say)
         wanted = job_spec.build_job_spec(remote, options, job_spec.read_existing_files(remote))
         write_text(run_folder.directory / FOLDER / "job.txt", server.format_job(wanted, as_json=False) + "\n")
         identity = server.create_job(wanted, place, environ, say)
@@ -191,6 +216,17 @@ def post_progress(progress: RunProgress, target: str, environ: Mapping[str, str]
     from primus.runtimes.kubernetes import progress as progress_post
 
     progress_post.post_progress(progress, target, environ)
+
+
+def find_own_place(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The switches above the node of this pod, by the node's labels.
+
+    Raises:
+        PrimusError: The account of the pod may not read them.
+    """
+    from primus.runtimes.kubernetes.pod_account import read_own_labels
+
+    return locate_by_labels(read_own_labels(environ))
 
 
 def print_logs(submission: Submission, follow: bool, tail: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from primus.errors import PrimusError, UsageError
+from primus.machine.placement.node_labels import locate_by_labels
 from primus.runtime import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes, waiting
 from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
@@ -35,6 +36,9 @@ PATHS = {
     "TrainJob": f"/apis/{names.TRAINER}/namespaces/{{}}/trainjobs",
     "TrainingRuntime": f"/apis/{names.TRAINER}/namespaces/{{}}/trainingruntimes",
 }
+NODES = "/api/v1/nodes"
+TOPOLOGY_VERSIONS = ("v1beta2", "v1beta1", "v1alpha1")
+"""Versions of Kueue's API with the Topology, newest first: v1alpha1 until 0.13."""
 KUEUE_VERSIONS = ("v1beta1", "v1beta2")
 """Versions of Kueue's API with the Workload; older clusters have the first one only, newer ones both."""
 KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
@@ -333,10 +337,28 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
         raise UsageError(f"no job '{job}' in namespace {server.namespace}", "to list jobs: kubernetes list")
 
 
+def find_node_places(place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The switches above each node, by its labels: those of the levels that Kueue uses, else the known ones."""
+    server = KubernetesClient(place)
+    labels = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in server.list_items(NODES)}
+    topologies = _list_topologies(server)
+    return {node: at for node, values in labels.items() if (at := locate_by_labels(values, topologies))}
+
+
+def _list_topologies(server: KubernetesClient) -> list[list[str]]:
+    """Node labels of each Topology of Kueue, outermost first; empty without Kueue, or if the user may not read them."""
+    for version in TOPOLOGY_VERSIONS:
+        with contextlib.suppress(RequestRefused):
+            found = server.list_items(f"/apis/kueue.x-k8s.io/{version}/topologies")
+            levels = [[level["nodeLabel"] for level in each["spec"]["levels"]] for each in found]
+            return [[label for label in labels if label != names.NODE_NAME] for labels in levels]
+    return []
+
+
 def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     """The nodes of the cluster, by name."""
     server = KubernetesClient(place)
-    items = server.list_items("/api/v1/nodes")
+    items = server.list_items(NODES)
     try:
         pods = server.list_items("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
     except RequestRefused:  # many users may list nodes, but not the pods of other namespaces

@@ -110,6 +110,9 @@ def build_container_command(job_spec: JobSpec) -> list[str]:
 def build_container_variables(job_spec: JobSpec) -> list[Manifest]:
     """Variables of the container: values, and references to Secrets."""
     env: list[Manifest] = [{"name": "PRIMUS_NO_RESTART_CODE", "value": str(NO_RESTART_CODE)}]
+    if NODE_NAME_VARIABLE not in job_spec.env:
+        # Pods have names of their own; failures and places on the network are those of nodes.
+        env.append({"name": NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     path = PROGRESS_PATHS.get(job_spec.options.target_name)
     if path and PROGRESS_VARIABLE not in job_spec.env:
         env.append({"name": PROGRESS_VARIABLE, "value": f"kubernetes:{path}/{job_spec.name}"})
@@ -157,8 +160,6 @@ def _build_rank_variables(options: Options) -> list[Manifest]:
         {"name": "NODE_RANK", "valueFrom": {"fieldRef": annotation}},
         {"name": "MASTER_ADDR", "valueFrom": {"fieldRef": coordinator}},
         {"name": "MASTER_PORT", "value": str(options.port)},
-        # Pods have names of their own; failures are attributed to nodes, which later jobs may avoid.
-        {"name": NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         *([{"name": "GPUS_PER_NODE", "value": str(options.gpu)}] if options.gpu else []),
     ]
 

@@ -293,6 +293,11 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
         raise _build_missing_job_error(server, job, error) from None
 
 
+def find_node_places(place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """None: the server places the pods, and does not say where its nodes stand."""
+    return {}
+
+
 def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     """The nodes of the workspace, or all nodes that the user may see, by name."""
     server = SafeServer(place, environ)

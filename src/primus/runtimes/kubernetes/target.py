@@ -151,5 +151,8 @@ class KubernetesTarget(Protocol):
     def delete_job(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
         """Cancel a job and delete the objects created for it; UsageError if it does not exist."""
 
+    def find_node_places(self, place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """The switches above each node that says where it stands, outermost first."""
+
     def list_nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
         """The nodes of the cluster, by name."""
