@@ -34,6 +34,8 @@ from primus.redaction import redact_args
 from primus.runs.events import Event
 
 REFERENCE = "reference"
+LEAST_SAVE_INTERVAL = 2
+"""Fewest steps between checkpoints: a fault comes between two of them."""
 LEAST_REFERENCE_S = 20.0
 """Time that the undisturbed run trains at least: a fault that comes a second later is some fast steps later."""
 MOST_REFERENCE_SHARE = 0.3
@@ -67,12 +69,8 @@ class DrillSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def save_interval(self) -> int:
-        return max(1, self.steps // 3)
-
-    @property
-    def fault_step(self) -> int:
-        """Between the first and the second checkpoint."""
-        return self.save_interval + max(1, self.save_interval // 2)
+        """Steps between checkpoints of the undisturbed run, and at most those of the other runs."""
+        return max(LEAST_SAVE_INTERVAL, self.steps // 3)
 
 
 class DrillHead:
@@ -106,6 +104,7 @@ class DrillHead:
         """Of the undisturbed run."""
         self._start_s = 0.0
         self._hang_timeout_s = LEAST_HANG_S
+        self._save_interval = settings.save_interval
 
     def run(self, own: NodeDrillReport) -> DrillResult:
         """Run the drill, and have the other nodes end; `own` is the first report of this node.
@@ -117,6 +116,7 @@ class DrillHead:
         try:
             self._nodes = self._exchange.collect_reports(own, self._remaining_s())
             self._run_reference()
+            self._save_interval = self._choose_save_interval()
             for kind in KINDS.values():
                 if kind.name in self._settings.faults:
                     cases.append(self._run_case(kind))
@@ -165,12 +165,8 @@ class DrillHead:
 
     def _run_case(self, kind: FaultKind) -> FaultCase:
         """Train once with a fault, until the run has recovered or its time is over."""
-        target = find_target_node(kind, self._layout)
-        obstacle = find_layout_obstacle(kind, self._layout, self._job.allowed)
-        # Ranks of all nodes write the checkpoints that fill a disk.
-        nodes = self._nodes.values() if kind.name == "fill-disk" else (self._nodes[target],)
-        obstacle = obstacle or next((each.obstacles[kind.name] for each in nodes if kind.name in each.obstacles), "")
-        expected_s = self._estimate_case_s(kind)
+        target, obstacle = find_target_node(kind, self._layout), self._find_obstacle(kind)
+        expected_s = self._estimate_case_s(kind, self._save_interval)
         if not obstacle and expected_s * SAFETY > self._remaining_s():
             left = max(0.0, self._remaining_s())
             obstacle = f"about {expected_s:.0f} s are needed and {left:.0f} s are left: use a higher --minutes"
@@ -191,6 +187,25 @@ class DrillHead:
                 break
             by_scheduler = True
         return self._judge_case(kind, target, planted, ended_at, is_restarted_by_scheduler=by_scheduler)
+
+    def _find_obstacle(self, kind: FaultKind) -> str:
+        """Why the fault cannot be planted on these nodes; empty if it can."""
+        if obstacle := find_layout_obstacle(kind, self._layout, self._job.allowed):
+            return obstacle
+        # Ranks of all nodes write the checkpoints that fill a disk.
+        target = find_target_node(kind, self._layout)
+        nodes = self._nodes.values() if kind.name == "fill-disk" else (self._nodes[target],)
+        return next((each.obstacles[kind.name] for each in nodes if kind.name in each.obstacles), "")
+
+    def _choose_save_interval(self) -> int:
+        """The longest interval of checkpoints with which all faults fit into the time that is left, else the shortest."""
+        kinds = [kind for kind in KINDS.values() if kind.name in self._settings.faults and not self._find_obstacle(kind)]
+        for interval in range(self._settings.save_interval, LEAST_SAVE_INTERVAL, -1):
+            expected_s = [self._estimate_case_s(kind, interval) for kind in kinds]
+            # Only the last one has to fit with its safety: the others give what they do not take to the next.
+            if sum(expected_s) + (SAFETY - 1) * max(expected_s, default=0.0) <= self._remaining_s():
+                return interval
+        return LEAST_SAVE_INTERVAL
 
     def _is_case_over(self, kind: FaultKind, found: list[Event]) -> bool:
         # Only the node of the fault knows when it was planted; nothing looks like it before.
@@ -219,7 +234,8 @@ class DrillHead:
             limit_s=limit_s,
             fault=kind.name if kind else None,
             target=target,
-            after_step=self._settings.fault_step,
+            # Between the first and the second checkpoint.
+            after_step=self._save_interval + self._save_interval // 2,
         )
         self._exchange.send_order(order)
         code, planted = run_launch(order, self._job, 0, 0.0, is_over)
@@ -232,23 +248,23 @@ class DrillHead:
         if name == "fill-disk":
             save = str(Path(self._job.allowed.fill) / f"primus-drill-{self._folder.name}")
         return (
-            *("--save", save, "--save_interval", str(self._settings.save_interval)),
+            *("--save", save, "--save_interval", str(self._save_interval)),
             *("--disable_wandb", "true", "--disable_mlflow", "true", "--disable_tensorboard", "true"),
             *("--sample_tokens", "0"),
         )
 
-    def _estimate_case_s(self, kind: FaultKind) -> float:
-        """Expected duration of the run with this fault."""
+    def _estimate_case_s(self, kind: FaultKind, save_interval: int) -> float:
+        """Expected duration of the run with this fault and an interval of checkpoints in steps."""
         times = self._reference
         assert times is not None
         lasts_s = {
             "hang": self._hang_timeout_s + INSPECTION_LIMIT_S / 2,
             "slow-rank": SLOW_S,
             "drop-network": plant.DROPPED_S + HEARTBEAT_TIMEOUT_S / 2,
-            "fill-disk": 2 * self._settings.save_interval * times.step_s,
+            "fill-disk": 2 * save_interval * times.step_s,
         }.get(kind.name, 5.0)
         starts = 2 if kind.restarts else 1
-        steps = self._settings.fault_step + self._settings.save_interval
+        steps = 2 * save_interval + save_interval // 2
         return starts * self._start_s + steps * times.step_s + times.save_s + lasts_s + 5.0
 
     def _judge_case(
