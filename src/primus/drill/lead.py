@@ -198,14 +198,13 @@ class DrillHead:
         return next((each.obstacles[kind.name] for each in nodes if kind.name in each.obstacles), "")
 
     def _choose_save_interval(self) -> int:
-        """The longest interval of checkpoints with which all faults fit into the time that is left, else the shortest."""
-        kinds = [kind for kind in KINDS.values() if kind.name in self._settings.faults and not self._find_obstacle(kind)]
-        for interval in range(self._settings.save_interval, LEAST_SAVE_INTERVAL, -1):
-            expected_s = [self._estimate_case_s(kind, interval) for kind in kinds]
-            # Only the last one has to fit with its safety: the others give what they do not take to the next.
-            if sum(expected_s) + (SAFETY - 1) * max(expected_s, default=0.0) <= self._remaining_s():
-                return interval
-        return LEAST_SAVE_INTERVAL
+        wanted = [kind for name, kind in KINDS.items() if name in self._settings.faults]
+        kinds = [kind for kind in wanted if not self._find_obstacle(kind)]
+
+        def estimate(interval: int) -> list[float]:
+            return [self._estimate_case_s(kind, interval) for kind in kinds]
+
+        return choose_save_interval(estimate, self._settings.save_interval, self._remaining_s())
 
     def _is_case_over(self, kind: FaultKind, found: list[Event]) -> bool:
         # Only the node of the fault knows when it was planted; nothing looks like it before.
@@ -363,6 +362,22 @@ def read_fault_timeline_of(place: Path, kind: FaultKind, planted: PlantReport, e
     last = max((each["step"] for each in before if each["kind"] == "step"), default=0)
     seen = FaultTimeline(detected_at=ended_at, last_step=last, reason="its launcher ended")
     return follow_restart(seen, found[len(before) :])
+
+
+def choose_save_interval(estimate: Callable[[int], Sequence[float]], longest: int, remaining_s: float) -> int:
+    """The longest interval of checkpoints, in steps, with which all faults fit into the time left; else the shortest.
+
+    Args:
+        estimate: Expected durations of the runs with a fault, in s, for an interval.
+        longest: Interval that is asked for.
+        remaining_s: Time left.
+    """
+    for interval in range(longest, LEAST_SAVE_INTERVAL, -1):
+        expected_s = estimate(interval)
+        # Only the last run has to fit with its safety: the others leave to the next what they do not take.
+        if sum(expected_s) + (SAFETY - 1) * max(expected_s, default=0.0) <= remaining_s:
+            return interval
+    return LEAST_SAVE_INTERVAL
 
 
 def number_of_starts(found: Sequence[Event]) -> int:

@@ -1,0 +1,26 @@
+"""How many steps the runs of a drill take before their faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from primus.drill.lead import choose_save_interval
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "interval"),
+    [
+        pytest.param(1000, 8, id="there is time for all as asked"),
+        pytest.param(300, 8, id="the last one has half of its duration to spare"),
+        pytest.param(299, 7, id="not quite"),
+        pytest.param(175, 3, id="well below"),
+        pytest.param(20, 2, id="not all fit: the shortest, so that most do"),
+    ],
+)
+def test_faults_come_after_fewer_steps_if_more_of_them_fit_so(remaining_s: float, interval: int) -> None:
+    # Two runs that take 40 s and 10 s for each step of the interval: 120 s each for 8 of them.
+    assert choose_save_interval(lambda steps: [40.0 + 10 * steps] * 2, 8, remaining_s) == interval
+
+
+def test_a_drill_without_faults_keeps_the_interval() -> None:
+    assert choose_save_interval(lambda steps: [], 8, 0.0) == 8
