@@ -346,6 +346,15 @@ def test_setup_makes_the_environment_and_prints_only_where_it_is(checkout: Check
     assert wrong.returncode == 2 and "--dev" in wrong.stderr
 
 
+def test_setup_says_that_the_environment_was_made_without_torch(checkout: Checkout) -> None:
+    checkout.run("x")
+    assert "PRIMUS_TORCH=auto" not in checkout.run("setup").stderr
+    (checkout.venv / "primus-torch").write_text("none")
+    done = checkout.run("setup")
+    assert "PRIMUS_TORCH=auto ./primus-cli setup installs it" in done.stderr
+    assert done.stdout == f"{checkout.venv}\n"
+
+
 def test_setup_passes_the_engines_on_once_the_environment_is_there(checkout: Checkout) -> None:
     given = answer(checkout.run("setup", "--engine", "torchtitan", "--engine=jax,megatron"))
     assert given == {"argv": ["setup", "--engine", "torchtitan,jax,megatron"], "prefix": str(checkout.venv)}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fakes.unix_users import UnixUser, make_public_place, make_shared_folder, make_users
+from fakes import cli
+from fakes.small_disk import fill_disk, mount_small_disk
+from fakes.unix_users import GROUP, UnixUser, find_shared_python, make_public_place, make_shared_folder, make_users
 from primus.runs.store import Run, RunOutcome, list_runs
 
 EXPERIMENT = """\
@@ -119,6 +122,72 @@ def test_a_user_without_a_home_folder_trains_and_reads_the_list(site: Site) -> N
     site.second.run("direct", "--", "nodes", "list", cwd=site.shared, **lost)
     refused = site.second.run("direct", "--", "nodes", "add", "n3", "--reason", "x", cwd=site.shared, code=1, **lost)
     assert "/nonexistent/home/.local/state/primus/unfit-nodes" in refused.stderr
+
+
+def test_a_full_home_folder_stops_no_training_and_no_list(site: Site) -> None:
+    with mount_small_disk(site.second.home / "disk", 1) as disk:
+        disk.chmod(0o777)
+        fill_disk(disk)
+        done = site.second.run(*TASK, cwd=site.shared, HOME=str(disk))
+        assert "Traceback" not in done.stderr
+        for task in ("nodes", "jobs"):
+            site.second.run("direct", "--", task, "list", cwd=site.shared, HOME=str(disk))
+        words = ("direct", "--", "nodes", "add", "n3", "--reason", "x")
+        refused = site.second.run(*words, cwd=site.shared, code=1, HOME=str(disk))
+        assert "No space left on device" in refused.stderr and "choose another folder" in refused.stderr
+    (run,) = list_runs(site.night)
+    assert run.read_metadata().outcome.state == "done"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_prepared_data_of_another_user_are_used_or_their_owner_is_named(site: Site, umask: int) -> None:
+    make_shared_folder(site.shared / "data")
+    (site.shared / "text.jsonl").write_text('{"text": "some words of a text"}\n' * 20)
+    words = ("direct", "--", "data", "prepare", "--input", "text.jsonl", "--tokenizer", "bpe:260")
+    words += ("--output", "data/mine/text")
+    site.first.run(*words, cwd=site.shared, umask=umask)
+    if umask == 0o022:
+        again = site.second.run(*words, cwd=site.shared)
+        assert "data/mine/text" in again.stdout
+        return
+    refused = site.second.run(*words, cwd=site.shared, code=1)
+    assert "data/mine belongs to nobody" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_folder_of_runs_that_another_user_keeps_for_themself_is_named(site: Site) -> None:
+    site.night.chmod(0o755)
+    refused = site.second.run(*TASK, cwd=site.shared, code=1)
+    assert "cannot be created: Permission denied" in refused.stderr
+    assert "out/night belongs to root: choose another --workspace, or another exp_name" in refused.stderr
+
+
+def test_a_read_only_checkout_without_an_environment_names_the_way_out(site: Site) -> None:
+    """Any command of a user who may not write into the checkout, and then one with an environment elsewhere."""
+    checkout = site.shared / "checkout"
+    (checkout / "src").mkdir(parents=True)
+    for name in ("primus-cli", "pyproject.toml", "constraints.txt"):
+        (checkout / name).write_bytes((cli.SOURCE.parent / name).read_bytes())
+    (checkout / "primus-cli").chmod(0o755)
+    for folder in (checkout, checkout / "src"):
+        folder.chmod(0o555)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(site.second.home), "PRIMUS_PYTHON": find_shared_python()}
+    for words in (["setup"], ["direct", "--", "runs", "list"]):
+        done = subprocess.run(
+            [checkout / "primus-cli", *words],
+            env=environ,
+            cwd=site.shared,
+            user=site.second.name,
+            group=GROUP,
+            extra_groups=[GROUP],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert f"{checkout}/.venv cannot be created: its folder is not writable" in done.stderr
+        assert "name another folder: PRIMUS_VENV=~/primus-venv" in done.stderr
+    assert {path.name for path in checkout.iterdir()} == {"constraints.txt", "primus-cli", "pyproject.toml", "src"}
 
 
 def test_the_checkout_of_another_user_is_only_read(site: Site) -> None:

@@ -167,6 +167,18 @@ def test_an_engine_s_own_exit_codes_are_explained(code: int, said: str, engines:
     assert f"exit code {code} usually means: " in done.stderr and said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("before", "is_explained"), [("true", True), ("cd output/night/2*; mkdir -p logs; echo x >logs/launch.log", False)]
+)
+def test_the_exit_code_of_a_launcher_that_has_started_is_not_the_engine_s(
+    before: str, is_explained: bool, engines: Engines, tmp_path: Path
+) -> None:
+    engines.inside(f"{before}; exit 127")
+    done = cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path)
+    assert done.returncode == 127
+    assert ("primus needs `sh` and Python" in done.stderr) is is_explained, done.stderr
+
+
 def test_an_image_that_is_not_there_is_named(engines: Engines, tmp_path: Path) -> None:
     engines.make("podman", "#!/bin/sh\n[ $1 = ps ] || exit 125\n")
     done = cli.run(*container("podman"), "--", "runs", "list", cwd=tmp_path)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from primus.errors import PrimusError
 from primus.runs.files import sync_to_disk
+from primus.runs.lock import describe_owner
 
 POLL_S = 0.1
 """Interval between attempts to lock: ``flock`` has no time limit, so a bounded wait has to poll."""
@@ -168,6 +169,9 @@ def try_acquire(path: Path) -> int | None:
 def build_write_error(output: Path, error: OSError) -> PrimusError:
     """Error for an output that cannot be written; a full disk is reported with its free space."""
     reason = error.strerror or str(error)
+    if isinstance(error, PermissionError):
+        hint = f"{describe_owner(output)}: give another --output, or ask for permission"
+        return PrimusError(f"{error.filename or output}: cannot be written: {reason}", hint)
     if error.errno not in FULL_DISK:
         return PrimusError(f"{error.filename or output}: cannot be written: {reason}", "give another --output")
     folder = next(each for each in (output, *output.parents) if each.is_dir())

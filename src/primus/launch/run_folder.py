@@ -82,10 +82,30 @@ def record_revision(run: Run) -> None:
 
 
 def _read_revision() -> dict[str, str | bool | None]:
-    revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2)
+    revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2) or read_head(Path.cwd())
     look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # without an index
     changes = process.read_output(look, timeout_s=2)
     return {"git_revision": revision, "git_dirty": None if changes is None else bool(changes)}
+
+
+def read_head(folder: Path) -> str | None:
+    """The revision of the checkout around `folder`, from its files: images often have no git, and git refuses checkouts
+    of other users (safe.directory)."""
+    for above in (folder, *folder.parents):
+        if (above / ".git").is_dir():
+            return _resolve_reference(above / ".git", "HEAD")
+    return None
+
+
+def _resolve_reference(repository: Path, name: str) -> str | None:
+    """Revision of a branch or of HEAD (gitrepository-layout(5))."""
+    try:
+        text = (repository / name).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        packed = repository / "packed-refs"
+        lines = packed.read_text(encoding="utf-8", errors="replace").splitlines() if packed.is_file() else []
+        return next((line.partition(" ")[0] for line in lines if line.endswith(f" {name}")), None)
+    return _resolve_reference(repository, text[5:]) if text.startswith("ref: ") else text or None
 
 
 def open_run(launch: Launch) -> Run:

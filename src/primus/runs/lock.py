@@ -99,6 +99,12 @@ def find_owner(path: Path) -> str:
         return f"user {path.stat().st_uid}" if path.exists() else "another user"
 
 
+def describe_owner(path: Path) -> str:
+    """Whom the innermost existing folder above `path` belongs to: `out/night belongs to bob`."""
+    folder = next(each for each in path.parents if os.path.isdir(each))
+    return f"{folder} belongs to {find_owner(folder)}"
+
+
 def may_execute(directory: Path) -> bool:
     """Whether this user may change a run: its folder, its lock and its record."""
     needed = [directory, *(path for name in (FILE, "events.jsonl") if (path := directory / name).exists())]

@@ -147,7 +147,10 @@ def create_run(directory: Path, metadata: RunMetadata) -> Run:
         # Fails if the folder exists: two runs with the same id must not share it.
         directory.mkdir(parents=True)
     except OSError as error:
-        raise PrimusError(f"{directory}: cannot be created: {error.strerror}", "choose another --workspace") from None
+        is_refused = isinstance(error, PermissionError)
+        owner = f"{lock.describe_owner(directory)}: " if is_refused else ""
+        hint = f"{owner}choose another --workspace{', or another exp_name' * is_refused}"
+        raise PrimusError(f"{directory}: cannot be created: {error.strerror}", hint) from None
     write_json(directory / "metadata.json", metadata)
     point_links(directory.parent, directory.name)
     return Run(directory)
@@ -262,7 +265,8 @@ def find_run(name: str, workspace: Path) -> Run:
     if os.path.isdir(name):
         raise UsageError(f"{name} is not a run folder: it has no metadata.json", "list the runs with: runs list")
     if name.startswith(("/", "./", "../")):
-        raise UsageError(f"{name}: no such file or folder", "list the runs with: runs list")
+        hint = "list the runs with: runs list; a job needs the same working folder on all nodes and where you submit it"
+        raise UsageError(f"{name}: no such file or folder on {os.uname().nodename}", hint)
     known = [run.id for run in runs] + [run.directory.parent.name for run in runs]
     raise UsageError(
         f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "the workspace has no runs"

@@ -20,12 +20,14 @@ RECORD = "submission.json"
 
 def remember_submission(submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Write both records; a failure to write is only reported, because the job is already submitted."""
-    for path in (Path(submission.directory) / RECORD, find_index_folder(environ) / format_file_name(submission)):
+    by_folder = f"; `jobs list` does not list it: name it by its run folder, jobs show {submission.directory}"
+    index = find_index_folder(environ) / format_file_name(submission)
+    for path, consequence in ((Path(submission.directory) / RECORD, ""), (index, by_folder)):
         # Independent of each other: a full disk or a missing home directory must not cost both records.
         try:
             write_json(path, submission)
         except PrimusError as error:
-            say(f"job {submission.id} is submitted, but its record cannot be written: {error.problem}")
+            say(f"job {submission.id} is submitted, but its record cannot be written: {error.problem}{consequence}")
 
 
 def read_holder(directory: Path) -> Submission | None:

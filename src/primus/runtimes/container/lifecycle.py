@@ -117,7 +117,7 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
         *(["--label", label, "--label", f"primus.host={launched_containers.get_host_name()}"] if label else []),
         *argv[2:],
     ]
-    environ = {**launch.environ, MARK: token}
+    environ, began = {**launch.environ, MARK: token}, time.time()
     _raise_limits(engine)
     # The order matters: the watchdog runs before the engine does, so that no container is without one, and leaves last.
     with (
@@ -133,7 +133,8 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
         # With code 0 the task itself has ended and --rm has removed its container; other codes may be the client's.
         if code and label:
             _stop_leftover_container(launch, label)
-    _explain_exit_code(launch, code)
+    if not _has_launcher_started(launch, began):
+        _explain_exit_code(launch, code)
     return code
 
 
@@ -232,6 +233,12 @@ def _stop_leftover_container(launch: ContainerLaunch, label: str) -> None:
         return
     for identity in launched_containers.list_container_ids(engine, launch.environ, [label]):
         launched_containers.stop_container(engine, launch.environ, identity, launch.grace_s)
+
+
+def _has_launcher_started(launch: ContainerLaunch, began: float) -> bool:
+    """Whether a launcher has written its log since `began`: then exit codes are its own, or those of its death."""
+    logs = (launch.run.directory / "logs").glob("launch*.log") if launch.run else ()
+    return any(log.stat().st_mtime >= began for log in logs)
 
 
 def _explain_exit_code(launch: ContainerLaunch, code: int) -> None:
