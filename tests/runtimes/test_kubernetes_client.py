@@ -363,3 +363,32 @@ def test_an_interrupt_between_two_objects_leaves_none(api: Api, workplace: Path)
     posted = [path for method, path, _ in api.requests if method == "POST"]
     assert len(posted) == 2
     assert api.objects == {}
+
+
+def test_a_login_that_expires_while_waiting_ends_the_wait_and_not_the_job(api: Api, workplace: Path) -> None:
+    k8s(api, workplace, *CREATE)
+    api.faults = [Fault(401, method="GET", path="jobsets/job", text='{"message": "Unauthorized"}')]
+    done = k8s(api, workplace, "wait", "job", code=1)
+    assert "401 Unauthorized" in done.stderr and "expired: log in again (here of " in done.stderr
+    assert f"{JOBSETS}/job" in api.objects
+    api.objects[f"{JOBSETS}/job"]["status"] = {"terminalState": "Completed"}
+    k8s(api, workplace, "wait", "job")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_creation_that_is_killed_leaves_nothing_or_what_delete_removes(
+    number: signal.Signals, api: Api, workplace: Path
+) -> None:
+    api.faults = [Fault(503, method="POST", path="jobsets", wait_s=3.0)]
+    environ = {**of_user(api, workplace), "HF_TOKEN": "canary"}
+    with cli.started("k8s", *CREATE, cwd=workplace, before=HASTY, **environ) as process:
+        cli.wait_for(lambda: any(path == JOBSETS for method, path, _ in api.requests if method == "POST"), "a request")
+        process.send_signal(number)
+        said = "".join(process.communicate(timeout=60))
+    assert process.returncode in (-number, 128 + number) and "Traceback" not in said, said
+    if number == signal.SIGKILL:
+        assert sorted(api.objects) == [f"{MAPS}/job-run", f"{SECRETS}/job-env"]
+        k8s(api, workplace, "delete", "job")
+    assert api.objects == {}
+    (run,) = list_workspace_runs(workplace / "output")
+    assert run.read_metadata().outcome.state == ("interrupted" if number == signal.SIGTERM else "planned")
