@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from primus import registry
 from primus.config import flags
@@ -26,6 +26,34 @@ if TYPE_CHECKING:
     from primus.runs.unfit_nodes import UnfitNodes
 
 
+class CommandPlan(Struct, frozen=True, kw_only=True):
+    """What a command would do."""
+
+    plan: LaunchPlan
+    text: str
+    """The plan, human-readable, as the runtime shows it."""
+    is_text_only: bool = False
+    """Whether a dry run prints the text under `--json`, too."""
+
+
+def plan_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> CommandPlan:
+    """Plan a dry run of `command`, parsed from `words`; touches nothing.
+
+    Raises:
+        PrimusError: An option is wrong, or the task cannot run here.
+    """
+    assert command.options.dry_run
+    invocation = _make_invocation(command, words, environ)
+    if invocation.task_context.runs_elsewhere:
+        return _plan_remotely(invocation)
+    if invocation.job:
+        launch = prepare_launch(invocation)
+        return _describe_plan(launch.plan, command, f"run folder: {launch.directory}")
+    from primus.launch.run_inline import plan_inline
+
+    return _describe_plan(structs.replace(plan_inline(invocation), layout=None), command)
+
+
 def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
     """Run `command`, parsed from `words`; gives the exit code.
 
@@ -36,6 +64,8 @@ def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, 
         parse_segment_options(segment)
     if not command.request.task:
         return _run_runtime_command(command, environ)
+    if command.options.dry_run:
+        return _show_plan(plan_command(command, words, environ), command)
     launch = None
     try:
         invocation = _make_invocation(command, words, environ)
@@ -144,8 +174,6 @@ def _open_machine(environ: Mapping[str, str], is_dry_run: bool) -> MachineReader
 
 def _run_with_workers(invocation: Invocation, launch: Launch) -> int:
     """Run the task, which starts the workers; gives the exit code of the task."""
-    if invocation.command.options.dry_run:
-        return _show_plan(launch.plan, invocation.command, f"run folder: {launch.directory}")
     for note in launch.plan.notes:
         if note.startswith(("warning: ", "tuned: ")):
             print(f"primus-cli: {note}", file=sys.stderr)
@@ -160,32 +188,38 @@ def _run_with_workers(invocation: Invocation, launch: Launch) -> int:
 def _run_in_this_process(invocation: Invocation) -> int:
     from primus.launch.run_inline import plan_inline, run_inline
 
-    plan = plan_inline(invocation)
-    if invocation.command.options.dry_run:
-        return _show_plan(structs.replace(plan, layout=None), invocation.command)
-    return run_inline(invocation, plan)
+    return run_inline(invocation, plan_inline(invocation))
 
 
 def _run_remotely(invocation: Invocation) -> int:
     """Run the task in a container or on other machines."""
     from primus.launch import run_remote
 
+    return run_remote.run_remote(run_remote.prepare_remote(invocation), invocation.task_context.say)
+
+
+def _plan_remotely(invocation: Invocation) -> CommandPlan:
+    """The plan of a task in a container or on other machines."""
+    from primus.launch import run_remote
+
     command = invocation.command
     remote = run_remote.prepare_remote(invocation)
     runtime = registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name)
-    if not command.options.dry_run:
-        return run_remote.run_remote(remote, invocation.task_context.say)
     task = invocation.task
     if task.plan_notes and task.PLANS_ELSEWHERE:
         notes = (*remote.plan.notes, *task.plan_notes(invocation.options, invocation.task_context))
         remote = structs.replace(remote, plan=structs.replace(remote.plan, notes=notes))
     if runtime.format_plan:
-        print(runtime.format_plan(remote))
-        return EXIT_OK
-    return _show_plan(remote.plan, command, *([f"run folder: {remote.directory}"] if remote.needs_folder else []))
+        return CommandPlan(plan=remote.plan, text=runtime.format_plan(remote), is_text_only=True)
+    return _describe_plan(remote.plan, command, *([f"run folder: {remote.directory}"] if remote.needs_folder else []))
 
 
-def _show_plan(plan: LaunchPlan, command: Command, *more: str) -> int:
+def _describe_plan(plan: LaunchPlan, command: Command, *more: str) -> CommandPlan:
     plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
-    print(to_json(redact_plan(plan)) if command.options.json else "\n".join([format_plan(plan), *more]))
+    return CommandPlan(plan=plan, text="\n".join([format_plan(plan), *more]))
+
+
+def _show_plan(planned: CommandPlan, command: Command) -> int:
+    is_json = command.options.json and not planned.is_text_only
+    print(to_json(redact_plan(planned.plan)) if is_json else planned.text)
     return EXIT_OK
