@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "primus.api": (
         *("prepare", "open_run", "open_runs"),
-        *("CommandResult", "PreparedCommand", "RunningCommand", "RunRecord", "RunTable"),
+        *("CommandOutcome", "PreparedCommand", "RunningCommand", "RecordedRun", "RunCollection"),
     ),
     "primus.errors": ("PrimusError", "UsageError", "UnfitError", "FinalError"),
 }

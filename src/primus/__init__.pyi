@@ -1,10 +1,10 @@
 """Types of the names that `primus` imports on their first use."""
 
-from primus.api import CommandResult as CommandResult
+from primus.api import CommandOutcome as CommandOutcome
 from primus.api import PreparedCommand as PreparedCommand
+from primus.api import RecordedRun as RecordedRun
+from primus.api import RunCollection as RunCollection
 from primus.api import RunningCommand as RunningCommand
-from primus.api import RunRecord as RunRecord
-from primus.api import RunTable as RunTable
 from primus.api import open_run as open_run
 from primus.api import open_runs as open_runs
 from primus.api import prepare as prepare

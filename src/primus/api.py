@@ -87,7 +87,7 @@ class PreparedCommand:
         """
         return RunningCommand(self.words, quiet=quiet)
 
-    def run(self, timeout_s: float | None = None, *, quiet: bool = False) -> CommandResult:
+    def run(self, timeout_s: float | None = None, *, quiet: bool = False) -> CommandOutcome:
         """Start it, and wait for its end; see `RunningCommand.wait`. It is stopped when the time is over."""
         running = self.start(quiet=quiet)
         try:
@@ -142,7 +142,7 @@ class RunningCommand:
             self.process.wait()
         self._join_readers()
 
-    def wait(self, timeout_s: float | None = None) -> CommandResult:
+    def wait(self, timeout_s: float | None = None) -> CommandOutcome:
         """Wait for its end.
 
         Raises:
@@ -154,7 +154,7 @@ class RunningCommand:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the command still runs after {timeout_s:g} s") from None
         self._join_readers()
-        result = CommandResult(code, _read_value("".join(self._output)))
+        result = CommandOutcome(code, _read_value("".join(self._output)))
         if code != EXIT_OK:
             raise _make_error(code, list(self._lines))
         return result
@@ -164,7 +164,7 @@ class RunningCommand:
             reader.join()
 
 
-class CommandResult:
+class CommandOutcome:
     """How a command ended."""
 
     def __init__(self, exit_code: int, value: Any) -> None:
@@ -173,7 +173,7 @@ class CommandResult:
         """What the command prints under `--json`."""
 
     @property
-    def run(self) -> RunRecord:
+    def run(self) -> RecordedRun:
         """The run that the command made.
 
         Raises:
@@ -182,7 +182,7 @@ class CommandResult:
         place = self.value.get("run") if isinstance(self.value, dict) else None
         if not isinstance(place, str):
             raise PrimusError("the command made no run", "its result is in .value")
-        return RunRecord(Run(Path(place)))
+        return RecordedRun(Run(Path(place)))
 
 
 def _read_value(text: str) -> Any:
@@ -204,23 +204,23 @@ def _make_error(code: int, lines: list[str]) -> PrimusError:
     return error
 
 
-def open_runs(folder: str | os.PathLike[str] = "output", experiment: str | None = None) -> RunTable:
+def open_runs(folder: str | os.PathLike[str] = "output", experiment: str | None = None) -> RunCollection:
     """The runs of a workspace, or of one experiment in it, oldest first; damaged ones included."""
     workspace = Path(folder)
     runs = store.list_runs(workspace / experiment) if experiment else store.list_workspace_runs(workspace)
-    return RunTable(map(RunRecord, runs))
+    return RunCollection(map(RecordedRun, runs))
 
 
-def open_run(name: str | os.PathLike[str], folder: str | os.PathLike[str] = "output") -> RunRecord:
+def open_run(name: str | os.PathLike[str], folder: str | os.PathLike[str] = "output") -> RecordedRun:
     """A run by its folder, its id or a prefix of it, or its experiment (the newest run).
 
     Raises:
         UsageError: No run matches, or several do.
     """
-    return RunRecord(store.find_run(os.fspath(name), Path(folder)))
+    return RecordedRun(store.find_run(os.fspath(name), Path(folder)))
 
 
-class RunRecord:
+class RecordedRun:
     """What a run folder holds; every call reads it again, so that a run may be watched while it trains."""
 
     def __init__(self, run: Run) -> None:
@@ -235,7 +235,7 @@ class RunRecord:
         return self._run.directory
 
     def __repr__(self) -> str:
-        return f"RunRecord({str(self.directory)!r})"
+        return f"RecordedRun({str(self.directory)!r})"
 
     def read_summary(self) -> summary.RunSummary:
         """State, steps, losses, speed and size, as `runs list` shows them."""
@@ -279,10 +279,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class RunTable(Sequence[RunRecord]):
+class RunCollection(Sequence[RecordedRun]):
     """Runs in order, found by position, or by a prefix of the id or the name of the experiment (its newest run)."""
 
-    def __init__(self, runs: Iterator[RunRecord]) -> None:
+    def __init__(self, runs: Iterator[RecordedRun]) -> None:
         self._runs = list(runs)
 
     def __len__(self) -> int:
@@ -290,7 +290,7 @@ class RunTable(Sequence[RunRecord]):
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
-            return RunTable(iter(self._runs[key])) if isinstance(key, slice) else self._runs[key]
+            return RunCollection(iter(self._runs[key])) if isinstance(key, slice) else self._runs[key]
         found = [run for run in self._runs if run.id.startswith(key) or run.directory.parent.name == key]
         if not found:
             raise KeyError(key)
