@@ -29,7 +29,8 @@ QUICK_START = ("direct", "--", "train", "pretrain", "--config", EXPERIMENT)
 SBATCH_DRY_RUN = ("--dry-run", "slurm", "sbatch", "-N", "2", "--", "train", "pretrain", "--config", EXPERIMENT)
 COMMANDS = {"quick start": QUICK_START, "dry run of sbatch": SBATCH_DRY_RUN}
 WORKER_MODULES = ("primus.worker", "primus.elastic_agent")
-NO_FUNCTIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+NO_FUNCTIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "__getattr__")
+"""Parts of functions, and what the interpreter asks of `primus` before it imports a module of it."""
 
 
 class FileVisit:
