@@ -65,7 +65,10 @@ def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, 
     if not command.request.task:
         return _run_runtime_command(command, environ)
     if command.options.dry_run:
-        return _show_plan(plan_command(command, words, environ), command)
+        planned = plan_command(command, words, environ)
+        is_json = command.options.json and not planned.is_text_only
+        print(to_json(redact_plan(planned.plan)) if is_json else planned.text)
+        return EXIT_OK
     launch = None
     try:
         invocation = _make_invocation(command, words, environ)
@@ -217,9 +220,3 @@ def _plan_remotely(invocation: Invocation) -> CommandPlan:
 def _describe_plan(plan: LaunchPlan, command: Command, *more: str) -> CommandPlan:
     plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
     return CommandPlan(plan=plan, text="\n".join([format_plan(plan), *more]))
-
-
-def _show_plan(planned: CommandPlan, command: Command) -> int:
-    is_json = command.options.json and not planned.is_text_only
-    print(to_json(redact_plan(planned.plan)) if is_json else planned.text)
-    return EXIT_OK
