@@ -22,6 +22,15 @@ srun: error: gpu-07: task 1: Exited with exit code 2
 srun: launch/slurm: _step_signal: Terminating StepId=7.0
 """
 
+UNSHARED = """\
+primus-cli: running the primus installed in /opt/primus, not the one of /home/me/primus
+primus-cli: /home/me/output/x/1: no such file or folder on n2
+  list the runs with: runs list; a job needs the same working folder on all nodes and where you submit it
+srun: error: n2: task 1: Exited with exit code 2
+slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T00:08:46 ***
+srun: error: n1: task 0: Terminated
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "found"),
@@ -29,6 +38,8 @@ srun: launch/slurm: _step_signal: Terminating StepId=7.0
         (PYXIS, "pyxis: failed to create container filesystem for image: /images/absent.sqsh (n1)"),
         (ABSENT, "execve(): /work/primus-cli: No such file or directory (gpu-07)"),
         ("srun: error: n1: task 0: Exited with exit code 1\n", ""),
+        (UNSHARED, "/home/me/output/x/1: no such file or folder on n2"),
+        ("primus-cli: warning: few cores\n", ""),
         ("srun: fatal: SLURM_MEM_PER_CPU is set twice\n", "SLURM_MEM_PER_CPU is set twice"),
         ("iteration 1: error: 0.5\n", ""),
         ("", ""),

@@ -11,6 +11,8 @@ READ_BYTES = 1 << 20
 """A step that starts no launcher prints little."""
 _ERROR = re.compile(r"^(?:slurmstepd-)?(?P<node>[\w.-]+): (?:error|fatal): (?P<text>.*\S)", re.MULTILINE)
 """A message of srun, or of slurmstepd with the node's name (log.c of Slurm)."""
+_LAUNCHER_ERROR = re.compile(r"^primus-cli: (?!warning: |note: |running )(?P<text>.*\S)", re.MULTILINE)
+"""An error of a launcher that could not record it, such as on a node without the run folder."""
 _CONSEQUENCE = re.compile(
     r"(\S+: )?tasks? \S+: |Exited with|Terminat|spank: required plugin|Failed to invoke spank|pyxis: child \d+ failed|"
     r"pyxis: printing|pyxis: container exited too soon|\*\*\* "
@@ -46,7 +48,8 @@ def find_first_error(text: str) -> str:
     for match in _ERROR.finditer(text):
         if not _CONSEQUENCE.match(match["text"]):
             return match["text"] if match["node"] == "srun" else f"{match['text']} ({match['node']})"
-    return ""
+    refused = _LAUNCHER_ERROR.search(text)
+    return refused["text"] if refused else ""
 
 
 def _read_text(file: BinaryIO, begin: int) -> str:
