@@ -51,6 +51,14 @@ def complete(line: str) -> list[str]:
         ("primus-cli direct -- data dedup --meth", ["--method"]),
         ("primus-cli direct -- train pretrain --config f.yaml --train_it", ["--train_iters"]),
         ("primus-cli direct -- train pretrain --config ", []),  # a file
+        ("primus-cli direct -- train pretrain --config f.yaml --lr_decay_style co", ["constant", "cosine"]),
+        ("primus-cli direct -- train pretrain --config f.yaml --compile ", ["auto", "false", "true"]),
+        ("primus-cli direct -- train pretrain --config f.yaml --framework hug", ["huggingface"]),
+        (
+            "primus-cli direct -- config check --config f.yaml --model llama3.1_4",
+            ["llama3.1_405B", "llama3.1_405B-fp8"],
+        ),
+        ("primus-cli direct -- train pretrain --config f.yaml --lr ", []),
         ("primus-cli direct -- benchmark gemm --dur", ["--duration"]),
         ("primus-cli direct -- diagnose --kern", ["--kernel-log"]),
         ("primus-cli nonsense -- tr", ["train"]),

@@ -86,6 +86,23 @@ def test_the_json_schema_accepts_every_example(validator: Any, path: Path) -> No
     validator.validate(strip_origins(read_yaml(path, environ=None)))
 
 
+@pytest.mark.parametrize("framework", ["native", "megatron", "torchtitan"])
+def test_the_schema_of_a_framework_accepts_its_examples(framework: str) -> None:
+    own = jsonschema.Draft202012Validator(reference.format_json_schema(framework))
+    every = jsonschema.Draft202012Validator(reference.format_json_schema())
+    found = 0
+    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+        tree = strip_origins(read_yaml(path, environ=None))
+        modules = tree.get("modules") or {}
+        if framework in {module.get("framework", "native") for module in modules.values()} and "plug-ins" not in str(
+            path
+        ):
+            own.validate(tree)
+            every.validate(tree)
+            found += 1
+    assert found >= 1
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from primus.cli.main import main
 
@@ -82,8 +84,12 @@ def test_the_schema_is_json_or_a_page(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_starting_file_is_printed_or_written_and_valid(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     text = said("config init LLAMA3.1-8b", capsys)
     assert text.startswith("# Pre-training of llama3.1_8B: ")
-    assert said("config init llama3.1_8B --output new/mine.yaml", capsys) == "wrote new/mine.yaml\n"
-    assert (workplace / "new/mine.yaml").read_text() == text
+    wrote = "wrote new/mine.yaml, and for editors new/primus.schema.json\n"
+    assert said("config init llama3.1_8B --output new/mine.yaml", capsys) == wrote
+    first = "# yaml-language-server: $schema=primus.schema.json\n"
+    assert (workplace / "new/mine.yaml").read_text() == first + text
+    schema = json.loads((workplace / "new/primus.schema.json").read_text())
+    jsonschema.validate(yaml.safe_load(text), schema)
     assert "valid" in said("config check --config new/mine.yaml", capsys)
 
 
@@ -124,7 +130,7 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "primus-cli: e.yaml exists\n  --force replaces it\n"
     assert (workplace / "e.yaml").read_text() == EXPERIMENT
     said("config init tiny --output e.yaml --force", capsys)
-    assert "tiny" in (workplace / "e.yaml").read_text().splitlines()[0]
+    assert "tiny" in (workplace / "e.yaml").read_text().splitlines()[1]
 
 
 def test_a_broken_experiment_is_exit_code_2_and_one_message(

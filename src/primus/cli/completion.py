@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from primus import registry
 from primus.config import flags
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
-from primus.config.schema import OWNERS
+from primus.config.schema import GROUPS, OWNERS
 from primus.errors import EXIT_OK, PrimusError, UsageError, did_you_mean
 from primus.launch.command import GLOBAL_WORDS, HELP_WORDS, INSTALLATION_TASKS, is_runtime
 from primus.launch.run_remote import WORKSPACE
@@ -96,9 +98,29 @@ def _list_words(before: Sequence[str]) -> list[str]:
         return [task.split()[1] for task in tasks if len(words) == 1 and task.split()[0] == words[0]]
     task = registry.load_plug_in(TASKS, name)
     own = words[len(name.split()) :]
+    if task.OVERRIDES and own and (values := _list_key_values(own[-1])) is not None:
+        return values
     keys = [f"--{key}" for key in (*TOP_KEYS, *MODULE_KEYS, *OWNERS)] if task.OVERRIDES else []
     found = _list_option_words(task.choose_options(own), own)
     return [*found, *keys] if HELP_WORDS[0] in found else found  # else they are values of an option
+
+
+KEYS_OF_PLUG_INS = {"framework": "frameworks", "model": "models"}
+"""Keys of a module whose values are plug-ins, with their kind. `--config` is an option of the task."""
+
+
+def _list_key_values(word: str) -> list[str] | None:
+    """Values of the key of an experiment that `word` names, as far as they are known; None if it names none."""
+    key = word.removeprefix("--").replace("-", "_")
+    if not word.startswith("--") or key not in (*KEYS_OF_PLUG_INS, *OWNERS):
+        return None
+    if key not in OWNERS:
+        return registry.list_plug_ins(KEYS_OF_PLUG_INS[key])
+    field = next(field for field in msgspec.structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
+    schema = msgspec.json.schema(field.type)
+    forms = schema.get("anyOf", [schema])
+    switch = ["true", "false"] if any(form.get("type") == "boolean" for form in forms) else []
+    return [*switch, *(str(value) for form in forms for value in form.get("enum", ()))]
 
 
 def _list_global_words() -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from primus import registry
-from primus.config import template
+from primus.config import reference, template
 from primus.config.extended_files import load_model
 from primus.config.flags import Positional
 from primus.config.imports.foreign_config import make_model
@@ -18,6 +19,10 @@ from primus.errors import UsageError
 from primus.runs.files import write_text
 from primus.task import TaskContext
 
+SCHEMA_FILE = "primus.schema.json"
+"""File beside an experiment with the keys of all frameworks here, plug-ins included: a published one would lack them,
+and editors on clusters often reach no network. Relative, so that both can be committed."""
+
 
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `config init`."""
@@ -25,7 +30,7 @@ class Options(Struct, frozen=True, kw_only=True):
     model: Positional
     """Model preset, such as llama3.1_8B; a model file, such as one of `config import`; or a folder of Hugging Face."""
     output: str | None = None
-    """Output file (default: standard output)."""
+    """Output file, with the schema for editors beside it (default: standard output)."""
     force: bool = False
     """Overwrite an existing file."""
 
@@ -43,8 +48,11 @@ def run(options: Options, context: TaskContext) -> None:
     target = Path(options.output)
     if target.exists() and not options.force:
         raise UsageError(f"{target} exists", "--force replaces it")
-    write_text(target, text)
-    context.result({"file": str(target)}, f"wrote {target}")
+    schema = target.parent / SCHEMA_FILE
+    write_text(schema, json.dumps(reference.format_json_schema()) + "\n")
+    write_text(target, f"# yaml-language-server: $schema={SCHEMA_FILE}\n{text}")
+    files = {"file": str(target), "schema": str(schema)}
+    context.result(files, f"wrote {target}, and for editors {schema}")
 
 
 def _format_file(model: str, environ: Mapping[str, str]) -> str:
