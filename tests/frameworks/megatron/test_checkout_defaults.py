@@ -121,3 +121,15 @@ def test_an_incomplete_shape_says_what_it_depends_on(tmp_path: Path) -> None:
     script.write_text(f"N=$(nvidia-smi -L | wc -l)\ntorchrun pretrain_gpt.py {SHAPE} --num-layers $((N * 3))\n")
     with pytest.raises(UsageError, match=r"num_layers not found \(--num-layers: only a run of the script can tell"):
         format_result(read_foreign_file(script, {}))
+
+
+@pytest.mark.parametrize(
+    ("default", "value", "told"), [("sgd", "sgd", False), ("adamw4", None, True), ("adam", None, False)]
+)
+def test_an_optimizer_of_the_checkout_is_taken_or_told(
+    default: str, value: str | None, told: bool, tmp_path: Path
+) -> None:
+    parser = f"parser.add_argument('--optimizer', default='{default}', choices=['adam', 'sgd', 'adamw4'])\n"
+    found = read(tmp_path, parser=parser)
+    assert found.settings.get("optimizer") == value
+    assert ["optimizer adamw4" in each.reason for each in found.warnings if str(tmp_path) in each.key] == [True] * told

@@ -55,7 +55,10 @@ def read_checkout_defaults(
         key = renamed.get(dest, dest)
         if not dest or default in (None, "") or not names.isdisjoint(given) or dest in given:
             continue
-        if key in OWNERS:
+        choices = known[dest].choices if dest in known else []
+        if choices and isinstance(default, str) and default.lower() not in map(str.lower, map(str, choices)):
+            found.unknown[dest] = default
+        elif key in OWNERS:
             if not (kinds := list_kinds(key)) or type(default) in kinds or (float in kinds and type(default) is int):
                 found.keys[key] = default
         elif dest not in known:

@@ -88,8 +88,9 @@ def list_defaults(given: Container[str], own: Mapping[str, Any]) -> Iterator[tup
     arguments = read_arguments().keys
     for key, group in OWNERS.items():
         argument = arguments.get(key)
-        value = own.get(key, LATER.get(key, argument.default if argument else None))
-        if value is None or key in absent or key in EQUIVALENT:
+        released = LATER.get(key, argument.default if argument else None)
+        value = own.get(key, released)
+        if value is None or key in absent or (key in EQUIVALENT and value == released):
             continue
         default = next(field.default for field in structs.fields(GROUPS[group]) if field.name == key)
         if value != default:
