@@ -99,6 +99,27 @@ def test_a_warning_is_no_cause_where_an_exception_shows_one(tmp_path: Path) -> N
     assert both.lead and [each.line for each in both.lead.evidence] == [5]
 
 
+@pytest.mark.parametrize(
+    ("file", "error", "cause"),
+    [
+        ("/home/u/train.py", "AttributeError: 'Reader' object has no attribute 'folds'", "uncaught-exception"),
+        ("/home/u/train.py", "TypeError: 'torch.dtype' object is not callable", "uncaught-exception"),
+        ("/home/u/train.py", "AttributeError: module 'numpy' has no attribute 'float'", "interface-changed"),
+        ("/opt/site-packages/peft/a.py", "AttributeError: 'Reader' object has no attribute 'f'", "interface-changed"),
+    ],
+)
+def test_an_object_that_the_program_itself_misuses_shows_no_other_version(
+    tmp_path: Path, file: str, error: str, cause: str
+) -> None:
+    assert get_lead(tmp_path, TRACEBACK[0], f'  File "{file}", line 7, in main', "    run()", error) == cause
+
+
+def test_an_exception_that_a_launcher_raises_itself_is_no_report(tmp_path: Path) -> None:
+    frame = '  File "/opt/site-packages/torch/distributed/run.py", line 7, in determine_local_world_size'
+    assert get_lead(tmp_path, TRACEBACK[0], frame, "    raise", "ValueError: too few of them") == "uncaught-exception"
+    assert get_lead(tmp_path, TRACEBACK[0], frame, "    raise") == "worker-group-failed"
+
+
 def test_what_an_interrupt_causes_is_a_consequence_and_what_precedes_it_is_not(tmp_path: Path) -> None:
     interrupt = [*TRACEBACK, "KeyboardInterrupt"]
     damaged = [*TRACEBACK, "RuntimeError: PytorchStreamReader failed reading zip archive: invalid header"]

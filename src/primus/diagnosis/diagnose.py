@@ -355,6 +355,12 @@ def _build_ending_cause(
     )
 
 
+def _is_own_object_misused(exception: LoggedException) -> bool:
+    """Whether a program's own code uses an object as what it is not; a module may be of another version instead."""
+    is_object = exception.type in ("AttributeError", "TypeError") and not exception.message.startswith("module ")
+    return is_object and exception.origin == "user code"
+
+
 def _classify_exception(exception: LoggedException) -> Signature:
     """The signature that explains an exception by its words, else by the innermost line of the traceback.
 
@@ -368,6 +374,8 @@ def _classify_exception(exception: LoggedException) -> Signature:
         by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
         if found_first := next(by_assertion, None):
             return found_first
+    if _is_own_object_misused(exception):
+        return table.by_name[UNCAUGHT_EXCEPTION]
     known = (each for each in table.signatures if each.headline and exception.type not in CODE_ERRORS)
     headline = exception.format_headline()
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
