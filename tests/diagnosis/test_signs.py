@@ -91,12 +91,17 @@ def test_an_exception_that_a_loop_of_the_program_reports_is_no_sign_nor_is_one_t
 
 
 def test_a_warning_is_no_cause_where_an_exception_shows_one(tmp_path: Path) -> None:
-    warning = "/home/u/import_utils.py:32: UserWarning: No module named 'peft'"
-    error = [*TRACEBACK, "TypeError: Attention.__init__() got an unexpected keyword argument 'num_heads'"]
-    found = diagnose(tmp_path, warning, *error)
-    assert found.lead and (found.lead.signature, found.lead.survived) == ("interface-changed", False)
-    both = diagnose(tmp_path, warning, *MISSING)
-    assert both.lead and [each.line for each in both.lead.evidence] == [5]
+    warning = "a.py:32: UserWarning: peft>=0.17.0 is required for a normal functioning of this module, but found 0.13.2"
+    assert get_lead(tmp_path, warning, "srun: error: node3: task 1: Exited with exit code 1") == "interface-changed"
+    error = [*TRACEBACK, "TypeError: __init__() got an unexpected keyword argument 'num_heads'"]
+    both = diagnose(tmp_path, warning, *error)
+    assert both.lead and [each.line for each in both.lead.evidence] == [5], "the warning is no evidence"
+    assert get_lead(tmp_path, warning, *MISSING) == "software-mismatch"
+    assert get_lead(tmp_path, warning, *TRACEBACK, "KeyboardInterrupt") == "interrupted-by-user"
+    survived = [MISSING[-1], *(f"Iteration {n}: loss=7.99" for n in range(5))]
+    assert get_lead(tmp_path, *survived, warning, "srun: error: node3: task 1: Exited with exit code 1") == (
+        "interface-changed"
+    ), "an exception that training survived shows no cause"
 
 
 @pytest.mark.parametrize(
