@@ -168,7 +168,8 @@ def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
 
 def record_environment(launch: Launch, run: Run) -> None:
     """Record the environment of the workers, their machine, and the revision of a new run."""
-    from primus.runs import snapshot  # the workers start meanwhile
+    from primus.launch.hooks.discovery import list_source_folders  # the workers start meanwhile
+    from primus.runs import snapshot, source_record
 
     if not launch.job.resume:
         record_revision(run)
@@ -189,3 +190,5 @@ def record_environment(launch: Launch, run: Run) -> None:
         packages = list_package_versions(list_installation_folders(launch.engine.installation))
         write_json(place / "engine.json", launch.engine.installation)
     snapshot.write_environment(place, texts, sources, facts, packages)
+    if shape.node_rank == 0:
+        source_record.record_sources(run, list_source_folders(environ))

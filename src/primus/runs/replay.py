@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -10,8 +11,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError
+from primus.machine.facts import MachineFacts
 from primus.redaction import MASK, are_comparable, fingerprint_key, is_fingerprint
-from primus.runs import events, patch_records
+from primus.runs import events, patch_records, source_record
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, collect_system_info, list_packages
 from primus.runs.store import Run
@@ -23,6 +25,10 @@ NUMERIC_VARIABLES = re.compile(
     r"(OMP|MKL|OPENBLAS|ONEDNN|DNNL|NCCL|RCCL|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|HIP|HSA|ROCM|ROCBLAS|HIPBLASLT|NVTE|ATEN)_\w+"
 )
 """Variables of the shell that may change a loss, or which devices are used."""
+
+OTHER_KERNELS = "may change the last bits of the losses: other kernels; and speed and memory"
+OTHER_SUMS = "may change the last bits of the losses: sums in another order; and speed"
+MAYBE_KERNELS = "may change which kernels libraries choose, and so the last bits of the losses"
 
 TUNED_PRODUCTS = "config/tuned_gemm.json"
 """Matrix products of a CPU that an earlier version of primus tuned (docs/decisions/0039)."""
@@ -36,9 +42,12 @@ class Difference(Struct, frozen=True):
     now: str
     changes_numbers: bool
     """Whether it may change a loss."""
+    effect: str = ""
+    """What it can change."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.then} then, {self.now} now{'' if self.changes_numbers else ' (changes no numbers)'}"
+        effect = self.effect or ("may change the losses" if self.changes_numbers else "changes no numbers")
+        return f"{self.what}: {self.then} then, {self.now} now ({effect})"
 
 
 def find_differences(
@@ -57,11 +66,15 @@ def find_differences(
     then = read_json(run.directory / "env" / "system_info.json", SystemInfo)
     now = collect_system_info()
     found = [
-        Difference("devices", _format_devices(then.devices), _format_devices(now.devices), True)
+        Difference("devices", _format_devices(then.devices), _format_devices(now.devices), True, OTHER_KERNELS)
         if then.devices != now.devices
         else None,
-        Difference("processor", then.cpu_model, now.cpu_model, True) if then.cpu_model != now.cpu_model else None,
-        Difference("cores", str(then.cpu_cores), str(now.cpu_cores), True) if then.cpu_cores != now.cpu_cores else None,
+        Difference("processor", then.cpu_model, now.cpu_model, True, OTHER_KERNELS)
+        if then.cpu_model != now.cpu_model
+        else None,
+        Difference("cores", str(then.cpu_cores), str(now.cpu_cores), True, OTHER_SUMS)
+        if then.cpu_cores != now.cpu_cores
+        else None,
         Difference("python", then.python, now.python, False) if then.python != now.python else None,
         Difference("kernel", then.kernel, now.kernel, False) if then.kernel != now.kernel else None,
         Difference("host", then.host, now.host, False) if then.host != now.host else None,
@@ -69,7 +82,11 @@ def find_differences(
         if (run.directory / TUNED_PRODUCTS).exists()
         else None,
     ]
-    all_found = [difference for difference in found if difference] + _compare_packages(run, packages, engine_packages)
+    all_found = [
+        *(difference for difference in found if difference),
+        *_compare_software(then.facts, now.facts),
+        *_compare_packages(run, packages, engine_packages),
+    ]
     return sorted(all_found, key=lambda difference: not difference.changes_numbers)
 
 
@@ -159,6 +176,32 @@ def _list_planned_variables(run: Run) -> dict[str, str]:
     }
 
 
+def source_differences(run: Run, folders: Sequence[Path]) -> list[Difference]:
+    """Differences from the checkout, the plug-ins and the hooks of `run`.
+
+    Args:
+        run: The run.
+        folders: Folders of the user's plug-ins and hooks now.
+
+    Raises:
+        PrimusError: A record is damaged.
+    """
+    then, (now, _) = source_record.read_source_record(run), source_record.read_sources()
+    found = []
+    if then and then.package_sha256 != now.package_sha256:
+        # No reason to stop: most commits do not touch what computes a loss.
+        effect = "may change the losses if it touches what computes them"
+        found.append(Difference("sources of primus", str(then), str(now), False, effect))
+    records = source_record.read_plug_in_records(run)
+    files = source_record.list_plug_in_files(folders) if records else ()
+    present = {name.partition("/")[2]: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files}
+    for record in records:
+        name = record.name.partition("/")[2]
+        if present.get(name) != record.sha256:
+            found.append(Difference(f"plug-in {name}", record.sha256[:8], present.get(name, "absent")[:8], True))
+    return found
+
+
 class _Variable(Struct, frozen=True):
     value: str
     source: str
@@ -176,6 +219,27 @@ def _read_lines(run: Run, name: str) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _compare_software(then: MachineFacts | None, now: MachineFacts | None) -> list[Difference]:
+    """Drivers, toolkits and firmware of devices that differ; a run of an older version did not record them."""
+    if then is None or now is None:
+        return []
+    found = [
+        Difference(name, str(before or "none"), str(after or "none"), False, MAYBE_KERNELS)
+        for name, before, after in (
+            ("AMD driver", then.software.amd_driver, now.software.amd_driver),
+            ("NVIDIA driver", then.software.nvidia_driver, now.software.nvidia_driver),
+            ("ROCm", then.software.rocm, now.software.rocm),
+            ("CUDA", then.software.cuda, now.software.cuda),
+        )
+        if before != after
+    ]
+    for before, after in zip(then.devices, now.devices, strict=False):
+        if before.model == after.model and before.firmware != after.firmware:
+            a, b = (", ".join(f"{name} {text}" for name, text in each.firmware.items()) for each in (before, after))
+            return [*found, Difference("firmware", a or "unknown", b or "unknown", False)]
+    return found
 
 
 def _compare_packages(

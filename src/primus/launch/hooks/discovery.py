@@ -95,6 +95,13 @@ def list_hook_folders(environ: Mapping[str, str]) -> list[Path]:
     return list({os.path.realpath(place): place for place in found}.values())
 
 
+def list_source_folders(environ: Mapping[str, str]) -> list[Path]:
+    """Folders of the user's plug-ins and hooks, none inside of another."""
+    plug_ins = [Path(os.path.expanduser(root)) for root in environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    hooks = [folder for folder in list_hook_folders(environ) if not any(map(folder.is_relative_to, plug_ins))]
+    return [folder for folder in (*plug_ins, *hooks) if os.path.isdir(folder)]
+
+
 def has_primus_runner(root: Path) -> bool:
     """Whether a folder of hooks belongs to an AMD-AGI/Primus checkout."""
     return os.path.isfile(root.resolve().parent / PRIMUS_RUNNER)  # False if this user may not enter the folder

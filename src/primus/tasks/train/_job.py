@@ -95,7 +95,7 @@ def prepare_replay(name: str, context: TaskContext, *, is_forced: bool) -> Launc
     """A new run with the configuration, the variables and the data of another.
 
     Raises:
-        UnfitError: A difference may change the losses, and the replay is not forced.
+        UnfitError: A difference may change the losses and the replay is not forced, or the data is not here.
     """
     if context.overrides:
         raise UsageError(f"--replay repeats a run unchanged and does not accept {context.overrides[0]}")
@@ -104,6 +104,8 @@ def prepare_replay(name: str, context: TaskContext, *, is_forced: bool) -> Launc
     run = find_run(name, WORKSPACE)
     resolved = experiment.load_run_experiment(run, context.environ)
     numeric = _compare_numeric_settings(run, resolved, context)
+    if not context.runs_elsewhere:
+        _check_data_is_here(resolved)
     if numeric and not is_forced:
         raise UnfitError(
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "use --force to replay anyway"
@@ -138,7 +140,8 @@ def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
 
 
 def _compare_numeric_settings(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
-    """The differences from the machine and patches of `run` that may change the losses; prints all differences."""
+    """The differences from the machine and sources of `run` that may change the losses; prints all differences."""
+    from primus.launch.hooks.discovery import list_source_folders
     from primus.runs import replay as replays
     from primus.site_folders import list_package_versions
 
@@ -149,9 +152,21 @@ def _compare_numeric_settings(run: Run, resolved: Resolved, context: TaskContext
     applied = [choice.name for choice in chosen if choice.applies]
     found = replays.find_differences(run, packages, numeric) + replays.patch_differences(run, applied, context.patches)
     found += replays.hidden_differences(run, context.environ)
+    found += replays.source_differences(run, list_source_folders(context.environ))
     for difference in found:
         context.say(f"replay: {difference}")
     return [str(difference) for difference in found if difference.changes_numbers]
+
+
+def _check_data_is_here(resolved: Resolved) -> None:
+    """Raises UnfitError if this machine lacks data of the replayed run."""
+    absent: list[str] = []
+    checks.check_data(resolved, absent)
+    if absent:
+        raise UnfitError(
+            f"the data of the run is not on this machine: {'; '.join(absent)}",
+            "put it there, or ask for an archive of `runs export --with-data`",
+        )
 
 
 def _find_engine_folders(resolved: Resolved, context: TaskContext) -> tuple[list[str] | None, tuple[str, ...]]:

@@ -1,0 +1,1 @@
+"""Archives of runs: one file with everything that another person needs to repeat a run."""
