@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ("RUN",),
     "runs compare": ("RUN RUN",),
     "runs diff": ("RUN RUN",),
+    "runs export": ("RUN --output x.tar.gz",),
     "runs gate": ("RUN --baseline RUN",),
     "runs show": ("RUN",),
     "train pretrain": ("--run RUN", "--replay RUN"),
