@@ -107,6 +107,7 @@ def _fill_folder(
 
     names = PathNames(list_places(run, working_folder, environ))
     run_files.write_run_files(run, folder, names, settings, omitted)
+    run_files.write_plug_ins(run, folder, names, omitted)
     problem = _write_checkout(run, folder)
     if problem:
         omitted.append(problem)

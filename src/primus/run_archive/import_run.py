@@ -103,7 +103,7 @@ def _write_run(archive: Path, manifest: ArchiveManifest, workspace: Path, enviro
         with contextlib.suppress(OSError):  # the folder of the experiment, if it is empty
             target.parent.rmdir()
     store.point_links(target.parent, store.list_runs(target.parent)[-1].id)
-    patches, plug_ins = target / "env/patches", target / "env/plug-ins"
+    patches, plug_ins = target / "env/patches", target / run_files.PLUG_INS
     return ImportedRun(
         run=str(target),
         task=Run(target).read_metadata().task,

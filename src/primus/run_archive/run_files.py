@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from primus.run_archive.local_paths import PathNames, restore_paths
 from primus.run_archive.manifest import RUN
 from primus.runs import lock
 from primus.runs.files import read_json
+from primus.runs.source_record import read_plug_in_records
 from primus.runs.store import Run
 
 PATTERNS = (
@@ -27,6 +29,8 @@ LARGEST_LOG = 64 << 20
 """Bytes of a log that an archive has; of a larger one the end says what happened, and the events have the numbers."""
 RESTORED = ("config/*.yaml", "plan.json", "env/primus_env_dump.txt")
 """Files that a replay reads paths from."""
+PLUG_INS = "env/plug-ins"
+"""Folder of an imported run with its plug-ins and hooks, by the number of their folder."""
 ADDRESSES = "addresses"
 """Key of system_info.json with the addresses of network interfaces, which no replay compares."""
 
@@ -81,6 +85,24 @@ def write_run_files(
         target = folder / RUN / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(_clean(data, names))
+
+
+def write_plug_ins(run: Run, folder: Path, names: PathNames, omitted: list[str]) -> None:
+    """Write the plug-ins and hooks of `run` that are as they were into `folder`; the others are named in `omitted`."""
+    for record in read_plug_in_records(run):
+        try:
+            data = Path(record.path).read_bytes()
+        except OSError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            omitted.append(f"plug-in {record.name}: it has changed since the run")
+            continue
+        text = _clean(data, names)
+        if text != data:
+            omitted.append(f"plug-in {record.name}: its secrets, or names of folders")
+        target = folder / RUN / PLUG_INS / record.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text)
 
 
 def _clean(data: bytes, names: PathNames) -> bytes:

@@ -13,17 +13,17 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.process import read_output
 from primus.redaction import redact
-from primus.runs.files import read_json, write_bytes, write_json, write_text
+from primus.runs.files import read_json, write_json, write_text
 from primus.runs.store import Run
 
 SOURCES_FILE, DIFFERENCES_FILE = "env/sources.json", "env/checkout.diff"
-PLUG_INS_FILE, PLUG_INS_FOLDER = "env/plug-ins.json", "env/plug-ins"
+PLUG_INS_FILE = "env/plug-ins.json"
 LARGEST_FILE = 1 << 20
-"""Bytes of a file that is kept; a larger one is not a source."""
+"""Bytes of a file that is recorded; a larger one is not a source."""
 MOST_NEW_FILES = 20
 """Files that git does not know and that are kept: git is started for each of them."""
 MOST_FILES = 500
-"""Files of plug-ins that are kept: $PRIMUS_PLUGINS may be a folder that holds something else, too."""
+"""Files of plug-ins that are recorded: $PRIMUS_PLUGINS may be a folder that holds something else, too."""
 LIMIT_S = 10.0
 """For git, on a slow file system."""
 _NAMES = ("src", "examples", "primus-cli", "pyproject.toml", "constraints.txt")
@@ -49,18 +49,19 @@ class SourceRecord(Struct, frozen=True, kw_only=True):
         return f"commit {self.revision[:12]}{changes}" if self.revision else f"package {self.package_sha256[:12]}"
 
 
-class PlugInCopy(Struct, frozen=True, kw_only=True):
+class PlugInRecord(Struct, frozen=True, kw_only=True):
     """A file of the user's plug-ins or hooks."""
 
     name: str
     """Number of its folder, and path in it: `0/callbacks/stop.py`."""
+    path: str
     sha256: str
-    is_masked: bool = False
-    """Whether secrets were removed from the copy."""
 
 
 def record_sources(run: Run, folders: Sequence[Path]) -> None:
-    """Write the records and the copies into a run folder.
+    """Write the records into a run folder.
+
+    Of plug-ins it holds hashes: their text may hold secrets that nothing but its author knows.
 
     Args:
         run: The run.
@@ -73,12 +74,10 @@ def record_sources(run: Run, folders: Sequence[Path]) -> None:
     write_json(run.directory / SOURCES_FILE, sources)
     if differences:
         write_text(run.directory / DIFFERENCES_FILE, differences)
-    files = []
-    for name, path in list_plug_in_files(folders):
-        data = path.read_bytes()
-        text = redact(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        files.append(PlugInCopy(name=name, sha256=hashlib.sha256(data).hexdigest(), is_masked=text != data))
-        write_bytes(run.directory / PLUG_INS_FOLDER / name, text)
+    files = [
+        PlugInRecord(name=name, path=str(path.absolute()), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        for name, path in list_plug_in_files(folders)
+    ]
     if files:
         write_json(run.directory / PLUG_INS_FILE, files)
 
@@ -136,18 +135,18 @@ def read_source_record(run: Run) -> SourceRecord | None:
     return read_json(file, SourceRecord) if file.is_file() else None
 
 
-def read_plug_in_records(run: Run) -> list[PlugInCopy]:
+def read_plug_in_records(run: Run) -> list[PlugInRecord]:
     """The files of the plug-ins of a run; empty if it had none.
 
     Raises:
         PrimusError: The record is damaged.
     """
     file = run.directory / PLUG_INS_FILE
-    return read_json(file, list[PlugInCopy]) if file.is_file() else []
+    return read_json(file, list[PlugInRecord]) if file.is_file() else []
 
 
 def list_plug_in_files(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Name and path of each file below `folders` that is kept."""
+    """Name and path of each file below `folders` that is recorded."""
     number = 0
     for index, root in enumerate(folders):
         for folder, names, files in os.walk(root):
