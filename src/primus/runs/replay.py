@@ -26,6 +26,10 @@ NUMERIC_VARIABLES = re.compile(
 )
 """Variables of the shell that may change a loss, or which devices are used."""
 
+NUMERIC_PLUG_INS = ("frameworks/", "backends/", "callbacks/", "documents/", "patches/", "sources/")
+"""Folders of plug-ins that take part in a training. A hook is not among them: the launcher refuses one that changes the
+configuration of a replay."""
+HARMLESS_PLUG_INS = ("benchmarks/", "runtimes/", "tasks/")
 OTHER_KERNELS = "may change the last bits of the losses: other kernels; and speed and memory"
 OTHER_SUMS = "may change the last bits of the losses: sums in another order; and speed"
 MAYBE_KERNELS = "may change which kernels libraries choose, and so the last bits of the losses"
@@ -198,7 +202,10 @@ def source_differences(run: Run, folders: Sequence[Path]) -> list[Difference]:
     for record in records:
         name = record.name.partition("/")[2]
         if present.get(name) != record.sha256:
-            found.append(Difference(f"plug-in {name}", record.sha256[:8], present.get(name, "absent")[:8], True))
+            is_numeric = name.startswith(NUMERIC_PLUG_INS)
+            effect = "" if is_numeric or name.startswith(HARMLESS_PLUG_INS) else "may change the losses by what it sets"
+            now_there = present.get(name, "absent")[:8]
+            found.append(Difference(f"plug-in {name}", record.sha256[:8], now_there, is_numeric, effect))
     return found
 
 
