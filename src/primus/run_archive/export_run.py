@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -124,8 +124,23 @@ def _fill_folder(
     }
     for name, text in texts.items():
         (folder / name).write_text(names.replace(text), encoding="utf-8")
-    own = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return dict(sorted((added | own).items())), omitted
+    return dict(sorted((added | dict(_walk_files(folder))).items())), omitted
+
+
+def _walk_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of each file below a folder; links of the checkout are the files that they lead to."""
+    whole = root.resolve()
+    for place, folders, files in os.walk(root, followlinks=True):
+        # Not out of the checkout, and not around in a circle.
+        folders[:] = [
+            name
+            for name in folders
+            if (there := Path(place, name).resolve()).is_relative_to(whole)
+            and not Path(place).resolve().is_relative_to(there)
+        ]
+        for path in (Path(place, name) for name in files):
+            if path.is_file() and path.resolve().is_relative_to(whole):
+                yield path.relative_to(root).as_posix(), path
 
 
 def _write_checkout(run: Run, folder: Path) -> str:
@@ -149,13 +164,15 @@ def _write_checkout(run: Run, folder: Path) -> str:
 def _unpack_commit(root: Path, record: SourceRecord, target: Path) -> None:
     listed = _run_git(["ls-tree", "--name-only", record.revision], root).decode().split()
     content = _run_git(["archive", record.revision, "--", *(name for name in PARTS if name in listed)], root)
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:  # of a trusted git: links lead to the checkout only
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
+            path = target / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
             stream = archive.extractfile(member) if member.isfile() else None
             if stream is not None:
-                path = target / member.name
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(stream.read())
+            elif member.issym():
+                path.symlink_to(member.linkname)
 
 
 def _apply_differences(differences: Path, target: Path) -> None:

@@ -15,11 +15,10 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from primus import registry
 from primus.errors import PrimusError, UsageError
 from primus.run_archive import run_files
 from primus.run_archive.compression import check_ending, open_reader
-from primus.run_archive.local_paths import IMPORTED_DATA
+from primus.run_archive.local_paths import CHECKOUT_PLACE, IMPORTED_DATA
 from primus.run_archive.manifest import (
     CHECKOUT,
     DATA,
@@ -123,7 +122,7 @@ def _list_places(target: Path, workspace: Path, environ: Mapping[str, str]) -> d
         "<workspace>": str(workspace.resolve()),
         "<folder>": str(Path.cwd()),
         "<environment>": sys.prefix,
-        "<checkout>": str(registry.PACKAGE.parents[1]),
+        **CHECKOUT_PLACE,
         "<home>": environ.get("HOME") or os.path.expanduser("~"),
     }
 

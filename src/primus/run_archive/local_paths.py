@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from primus import registry
+from primus.package_files import CHECKOUT
 from primus.runs.store import Run
 
+CHECKOUT_PLACE = {"<checkout>": str(CHECKOUT)} if CHECKOUT else {}
+"""The folder of the checkout, if primus has one."""
 IMPORTED_DATA = "<data>"
 """The data of an archive, where it was imported."""
 
@@ -36,7 +38,7 @@ def list_places(
         "<workspace>": str(directory.parents[1]),
         "<folder>": str(working_folder),
         "<environment>": environment,
-        "<checkout>": str(registry.PACKAGE.parents[1]),
+        **CHECKOUT_PLACE,
         "<home>": environ.get("HOME") or os.path.expanduser("~"),
     }
 

@@ -116,7 +116,8 @@ def hash_package(package: Path) -> str:
     """Hash of the names and contents of the Python files below a folder."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(package):
-        folders.sort()
+        # Examples are a link in a checkout, and a folder elsewhere.
+        folders[:] = sorted(name for name in folders if name not in ("__pycache__", "examples"))
         for name in sorted(name for name in files if name.endswith(".py")):
             path = os.path.join(folder, name)
             with open(path, "rb", buffering=0) as file:
