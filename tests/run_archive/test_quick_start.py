@@ -13,7 +13,7 @@ from fakes import cli
 from primus.runs import events
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SHORT = ("--train_iters", "3", "--eval_iters", "1", "--micro_batch_size", "1", "--seq_length", "64")
 SMALL = ("--sample_tokens", "0", "--save_interval", "3", "--hidden_size", "64", "--num_layers", "2")
