@@ -49,7 +49,7 @@ from primus.models.counts import (
     num_query_groups,
 )
 from primus.patch import PatchPlugIn
-from primus.runtime import JobRuntime, Runtime
+from primus.runtime import JobRuntime, NodeRuntime, Runtime
 from primus.task import Task, TaskContext
 
 DOCS = Path(__file__).parent
@@ -303,6 +303,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
         ("runtimes/background.py", "runtimes/pbs.py"),
         "Jobs of this machine:|Jobs of a cluster with PBS:",
     ),
+    "Runtime that reaches single nodes": (NodeRuntime, (), ""),
     "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),

@@ -16,7 +16,7 @@ from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
 from primus.framework import EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
 from primus.patch import PATCHES
-from primus.runtime import JOB_RUNTIMES, RUNTIMES
+from primus.runtime import JOB_RUNTIMES, NODE_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
 KINDS = (TASKS, RUNTIMES, FRAMEWORKS, CALLBACKS, PATCHES, SOURCES, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES)
@@ -417,7 +417,7 @@ def test_an_entry_point_may_name_an_object_and_one_that_cannot_be_completed_is_r
 
 @pytest.mark.parametrize(
     "kind",
-    [*KINDS, JOB_RUNTIMES],
+    [*KINDS, JOB_RUNTIMES, NODE_RUNTIMES],
     ids=lambda kind: kind.contract.__name__,
 )
 def test_every_contract_can_be_compared_at_run_time(kind: PlugInKind[Any]) -> None:

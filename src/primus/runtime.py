@@ -266,8 +266,57 @@ class PlaceRuntime(Protocol):
         ...
 
 
+class ClusterNode(Struct, frozen=True, kw_only=True):
+    """A node of a cluster, as its scheduler reports it."""
+
+    name: str
+    state: Literal["idle", "busy", "drained", "down"]
+    reason: str = ""
+    """Why it is not idle, in the words of the scheduler."""
+    gpus: int | None = None
+    """GPUs that a job may request; None if its scheduler does not report them."""
+
+
+class NodeJob(Struct, frozen=True, kw_only=True):
+    """A job that checks one node."""
+
+    node: ClusterNode
+    name: str
+    """Name of the job."""
+    limit_s: float
+    """Time limit of the check itself."""
+    start_s: float | None = None
+    """Time in which the job must have started; None waits for a busy node."""
+
+
+class NodeRuntime(Protocol):
+    """A runtime that reaches single nodes of its cluster, for `nodes check`.
+
+    The file has these members in addition to those of a runtime.
+    """
+
+    def list_nodes(self, words: Sequence[str], environ: Mapping[str, str], /) -> Sequence[ClusterNode]:
+        """The nodes that the runtime with the options `words` may use, by name. Only queries the scheduler. Raise
+        `primus.errors.PrimusError` if it does not answer."""
+        ...
+
+    def select_node(self, words: Sequence[str], job: NodeJob, /) -> Sequence[str]:
+        """`words` with the options for a job on this one node, which no other job shares. Raise
+        `primus.errors.UsageError` for words that cannot be used with it."""
+        ...
+
+    @property
+    @optional_value(None)
+    def collect_output(self) -> Callable[[Sequence[str], NodeJob, Mapping[str, str]], str] | None:
+        """Function `collect_output(words, job, environ)` that waits for the end of a job that the command only submits,
+        deletes it, also after an error, and returns what it has printed. Raise `primus.errors.PrimusError` if it does
+        not start or end in time. Default: None; the command itself waits and prints."""
+        ...
+
+
 RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})
 JOB_RUNTIMES = PlugInKind[JobRuntime]("runtimes", JobRuntime)
+NODE_RUNTIMES = PlugInKind[NodeRuntime]("runtimes", NodeRuntime)
 PROGRESS_VARIABLE = "PRIMUS_POST_PROGRESS"
 """Variable that a runtime sets on node 0, RUNTIME:TARGET, to have the progress of the run posted; empty for nowhere."""
 PLACE_RUNTIMES = PlugInKind[PlaceRuntime]("runtimes", PlaceRuntime)

@@ -138,8 +138,57 @@ def test_a_check_that_says_nothing_changes_nothing(operator: Operator) -> None:
     ("words", "problem"),
     [
         (("check",), "needs a node"),
-        (("check", "n3", "--runtime", "kubernetes"), "--runtime kubernetes: nodes check uses slurm or ssh"),
+        (("check", "n3", "--runtime", "direct"), "--runtime direct does not reach single nodes"),
+        (("check", "n3", "--runtime", "slrum"), "--runtime slrum: there is no such runtime"),
+        (("check", "n3", "--runtime", "slurm sbatch"), "use slurm srun, not slurm sbatch"),
     ],
 )
 def test_a_check_without_a_way_to_the_node_is_refused(operator: Operator, words: tuple[str, ...], problem: str) -> None:
     assert problem in operator.nodes(*words, code=2).stderr
+
+
+SINFO = "printf 'n1|idle|(null)|none\\nn2|idle|(null)|none\\nn3|allocated|(null)|none\\nn4|drained|(null)|fan|2\\n'"
+ONE_OF_TWO = "[[ \"$*\" == *nodelist=n1* ]] && exec cat good; echo 'srun: error: Requested nodes are busy' >&2; exit 1"
+
+
+def test_idle_nodes_are_checked_one_job_each_and_the_others_are_not_touched(operator: Operator) -> None:
+    report = {"id": "x", "version": "1", "checks": [], "nodes": [{"host": "n1", "time": 0, "duration_s": 1}]}
+    (operator.folder / "good").write_text(json.dumps({"verdict": "pass", "report": report}))
+    operator.slurm.answers(sinfo=SINFO, srun=ONE_OF_TWO)
+    done = operator.nodes("check", "--idle", "--level", "quick", code=3, as_json=True)
+    states = {each["node"]: (each["state"], each["reasons"]) for each in json.loads(done.stdout)["nodes"]}
+    assert states == {
+        "n1": ("fit", []),
+        "n2": ("no answer", ["srun: error: Requested nodes are busy"]),
+        "n3": ("busy", ["allocated"]),
+        "n4": ("drained", ["fan|2"]),
+    }
+    calls = operator.slurm.calls("srun")
+    assert len(calls) == 2 and all("--immediate=60" in call and "preflight" in call for call in calls)
+    (folder,) = (operator.folder / "output/nodes-check").iterdir()
+    operator.slurm.forget()
+    operator.nodes("check", "--idle", "--resume", code=3)
+    assert len(operator.slurm.calls("srun")) == 1, "n1 has a result"
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--node", "n3"), "--idle cannot be combined with a node"),
+        (("--resume",), "--resume: there is no check in output/nodes-check"),
+    ],
+)
+def test_a_wrong_request_for_idle_nodes_starts_nothing(
+    operator: Operator, words: tuple[str, ...], problem: str
+) -> None:
+    operator.slurm.answers(sinfo=SINFO)
+    assert problem in operator.nodes("check", "--idle", *words, code=2).stderr
+    assert operator.slurm.calls("srun") == []
+    assert not (operator.folder / "output").exists()
+
+
+def test_a_scheduler_without_nodes_is_an_error(operator: Operator) -> None:
+    operator.slurm.answers(sinfo="echo 'sinfo: error: invalid partition' >&2; exit 1")
+    done = operator.nodes("check", "--idle", "--runtime", "slurm srun -p gpus", code=1)
+    assert "sinfo lists no nodes: sinfo: error: invalid partition" in done.stderr

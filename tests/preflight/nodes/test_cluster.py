@@ -188,3 +188,12 @@ def test_markdown_keeps_its_tables_whole() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(re.search(r"(?<!\\)\|$", row) for row in rows)
     assert r"a \| b \<script\> \*x\*" in text
+
+
+def test_a_narrow_terminal_wraps_the_rows_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun --unbuffered gives each task a terminal of 80 columns."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    long = CheckFinding(check="host.cpu", status="ok", measured=" ".join(["word"] * 30))
+    lines = report.format_text(together_of(of("a", long, finding("fail"))), is_colored=False).splitlines()
+    assert max(map(len, lines)) <= 60 and sum("word word" in line for line in lines) > 1

@@ -128,9 +128,9 @@ def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_color
         ]
         for line in shown
     ]
-    head, *body = table.format_table(["status", *(["node"] if has_hosts else []), "check", "of", "found"], cells).split(
-        "\n"
-    )
+    header = ["status", *(["node"] if has_hosts else []), "check", "of", "found"]
+    # A row has several lines on a narrow terminal, such as the one that `srun --unbuffered` gives each task.
+    head, *body = (row.replace("\n", "\n  ") for row in table.format_rows(header, cells, indent=2))
     printed = [f"  {head}"]
     for line, row in zip(shown, body, strict=True):
         word = line.status

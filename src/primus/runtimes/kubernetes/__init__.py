@@ -28,12 +28,14 @@ from primus.runs.store import Run, RunOutcome
 from primus.runs.unfit_nodes import is_same_node
 from primus.runtime import JobState, RemoteLaunch, Submission
 from primus.runtimes.kubernetes import job_spec, node_script, volumes
+from primus.runtimes.kubernetes.cluster_nodes import collect_output, list_nodes, select_node
 from primus.runtimes.kubernetes.commands import LogRequest, load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words
 from primus.runtimes.kubernetes.target import KubernetesTarget, Place, SubmissionUncertain
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "format_plan", "parse", "print_logs", "run"]
 __all__ += ["accepts_option", "find_own_place", "find_states", "post_progress", "split_words", "start", "wrap"]
+__all__ += ["collect_output", "list_nodes", "select_node"]
 
 LEVEL = "cluster"
 DELETED = JobState(state="cancelled", raw="deleted")

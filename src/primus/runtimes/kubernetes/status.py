@@ -178,6 +178,7 @@ def build_node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
     return NodeView(
         name=meta["name"],
         is_ready=ready.get("status") == "True" and not is_closed,
+        is_cordoned=is_closed,
         gpus=_sum_gpus(reported.get("allocatable") or {}),
         gpus_used=None if here is None else sum(map(_count_pod_gpus, here)),
         model=next((labels[name] for name in MODEL_LABELS if name in labels), ""),

@@ -97,6 +97,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
 
     name: str
     is_ready: bool
+    is_cordoned: bool = False
+    """Whether it accepts no new pods, by order of an operator."""
     gpus: int = 0
     """GPUs that jobs can use."""
     gpus_used: int | None = None

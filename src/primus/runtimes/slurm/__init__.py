@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primus.errors import UsageError
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
+from primus.runtimes.slurm.cluster_nodes import list_nodes, select_node
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 from primus.runtimes.slurm.options import split_pyxis_options as split_container_words
 from primus.runtimes.slurm.placement import describe_placement, list_placement_options
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 LEVEL = "cluster"
 STARTS_CONTAINERS = True
 
-__all__ = ["LEVEL", "SPELLINGS", "STARTS_CONTAINERS", "Options", "cancel", "find_states", "parse"]
-__all__ += ["split_container_words", "start", "supervise_batch_job", "wrap"]
+__all__ = ["LEVEL", "SPELLINGS", "STARTS_CONTAINERS", "Options", "cancel", "find_states", "list_nodes", "parse"]
+__all__ += ["select_node", "split_container_words", "start", "supervise_batch_job", "wrap"]
 
 DROPPED_WITH_PTY = ("input", "unbuffered", "wait")
 """Default options that a step with a terminal (--pty) does not get: srun rejects them, or they would close it."""

@@ -6,6 +6,7 @@ import fnmatch
 import re
 import shlex
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from primus.machine.cluster import NODE_NAME_VARIABLE
 from primus.messages import Say
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run
-from primus.runtime import RemoteLaunch
+from primus.runtime import ClusterNode, NodeJob, RemoteLaunch, RequestSegment
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import SshHost
 
@@ -144,6 +145,35 @@ def _choose_hosts(options: Options, context: PlanContext) -> tuple[tuple[SshHost
     found = choose_listed_nodes(listed, [host.name for host in everything], num_needed)
     fit = [host for host in everything if host.name not in found.avoided]
     return tuple(fit[:num_needed]), found
+
+
+def _parse(words: Sequence[str]) -> Options:
+    options = parse_segment_options(RequestSegment("ssh", tuple(words)))
+    assert isinstance(options, Options)
+    return options
+
+
+def list_nodes(words: Sequence[str], environ: Mapping[str, str]) -> list[ClusterNode]:
+    """The hosts; nobody says whether they are busy."""
+    options = _parse(words)
+    found = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
+    return [ClusterNode(name=host.name, state="idle") for host in found]
+
+
+def select_node(words: Sequence[str], job: NodeJob) -> tuple[str, ...]:
+    """`words` with this host alone, as it was listed."""
+    options = _parse(words)
+    listed = hosts.parse_hosts(options.hosts, options.hostfile, None, None) if options.hosts or options.hostfile else ()
+    typed = next((host for host in listed if host.name == job.node.name), SshHost(job.node.name))
+    user, port = typed.user and f"{typed.user}@", typed.port and f":{typed.port}"
+    kept: list[str] = []
+    is_replaced = False
+    for word in words:  # a list of hosts may be several words
+        if word.startswith("-"):
+            is_replaced = word.partition("=")[0] in ("--hosts", "--hostfile", "--spare-nodes")
+        if not is_replaced:
+            kept.append(word)
+    return (*kept, f"--hosts={user or ''}{typed.name}{port or ''}")
 
 
 _OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
