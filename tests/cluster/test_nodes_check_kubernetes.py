@@ -4,6 +4,7 @@ each job to the node of its affinity, runs the container's command as a process,
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from cluster.test_kubernetes import (
+    EXPERIMENT,
     HASTY,
     JOBSETS,
     MAPS,
     PODS,
     api,  # noqa: F401 - a fixture
     finish,
+    k8s,
     kubelet,  # noqa: F401 - a fixture
     make_pod,
     running,
@@ -155,3 +158,37 @@ def test_a_node_is_found_unfit_and_cleared_by_its_check(api: Api, kubelet: Kubel
         assert list_unfit(site) == ["g0"]
         assert "g0 is fit, and not in the list any more" in check(api, site, "g0", "--storage")
     assert list_unfit(site) == [] and api.ask("GET", JOBSETS)["items"] == []
+
+
+def test_a_check_that_is_stopped_deletes_its_jobs_and_no_others(api: Api, site: Path) -> None:  # noqa: F811
+    mine = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "mine"}, "spec": {}}
+    api.ask("POST", JOBSETS, mine)
+    environ = {"KUBECONFIG": str(api.kubeconfig), "HOME": str(site), "XDG_STATE_HOME": str(site / "state")}
+    words = ("direct", "--", "nodes", "check", "--idle", "--runtime", "kubernetes --image X", "--storage")
+    with cli.started(*words, cwd=site, before=HASTY, **environ) as process:
+        cli.wait_for(lambda: len(api.ask("GET", JOBSETS)["items"]) == 3, "a job on each free node")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "2 not checked" in out
+    assert [each["metadata"]["name"] for each in api.ask("GET", JOBSETS)["items"]] == ["mine"]
+    api.ask("DELETE", f"{JOBSETS}/mine")
+
+
+def test_jobs_avoid_unfit_nodes_as_long_as_enough_are_left(api: Api, site: Path) -> None:  # noqa: F811
+    (site / "night.yaml").write_text(EXPERIMENT)
+    environ = {"XDG_STATE_HOME": str(site / "state")}
+    added = cli.run("direct", "--", "nodes", "add", "g1", "--reason", "GPU 5", cwd=site, **environ)
+    assert added.returncode == 0
+    for number, is_avoided in (("2", True), ("3", False)):  # three nodes are ready, g1 among them
+        name = f"avoids-{number}"
+        words = ("create", "--name", name, "--image", "X", "--exp", "night.yaml", "--replica", number)
+        said = k8s(api, site, *words)
+        (replicated,) = api.ask("GET", f"{JOBSETS}/{name}")["spec"]["replicatedJobs"]
+        affinity = replicated["template"]["spec"]["template"]["spec"]["affinity"]
+        wanted = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["g1"]}]}]
+        required = affinity.get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+        assert required.get("nodeSelectorTerms") == (wanted if is_avoided else None), said.stdout + said.stderr
+        expected = "avoids g1, which is unfit: GPU 5" if is_avoided else "g1 may be used although it is unfit"
+        assert expected in said.stdout + said.stderr
+        k8s(api, site, "delete", name)

@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -353,3 +354,24 @@ def test_a_failure_hook_of_host_0_is_done_though_the_other_host_has_failed(serve
         assert shown.ended() == 137
     assert (tmp_path / "said").read_text() == "done\n"
     assert shown.shown.count("run failed: rank 1 was killed by SIGKILL") == 1
+
+
+def test_a_spare_host_takes_the_place_of_an_unfit_one_and_hosts_are_checked(server: Server, tmp_path: Path) -> None:
+    write_experiment(tmp_path, 3)
+    environ = {"PRIMUS_UNFIT_NODES": str(tmp_path / "site")}
+    added = cli.run("direct", "--", "nodes", "add", "127.0.0.2", "--reason", "GPU 5", cwd=tmp_path, **environ)
+    assert added.returncode == 0, added.stderr
+    task = ("--", "train", "pretrain", "--config", "two.yaml")
+    done = cli.run(*server.words(), "--spare-nodes", "1", *task, cwd=tmp_path, timeout_s=90, **environ)
+    assert done.returncode == 0, done.stderr
+    assert "avoids 127.0.0.2, which is unfit: GPU 5" in done.stdout + done.stderr
+    (folder,) = (tmp_path / "output/two").glob("2*")
+    plan = json.loads((folder / "launch.ssh.json").read_text())
+    assert plan["argv"][-2].endswith("127.0.0.3") or "127.0.0.3" in " ".join(plan["argv"])
+    runtime = shlex.join(server.words())
+    check = ("direct", "--", "nodes", "check", "--runtime", runtime)
+    every = cli.run(*check, "--idle", "--storage", cwd=tmp_path, timeout_s=90, **environ)
+    assert "fit\n  127.0.0.[2-3]" in every.stdout, every.stdout + every.stderr
+    assert "fit, but in the list of unfit nodes: 127.0.0.2" in every.stdout
+    one = cli.run(*check, "127.0.0.2", "--storage", cwd=tmp_path, timeout_s=90, **environ)
+    assert "127.0.0.2 is fit, and not in the list any more" in one.stdout, one.stdout + one.stderr

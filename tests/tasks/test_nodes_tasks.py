@@ -167,7 +167,9 @@ def test_idle_nodes_are_checked_one_job_each_and_the_others_are_not_touched(oper
     assert len(calls) == 2 and all("--immediate=60" in call and "preflight" in call for call in calls)
     (folder,) = (operator.folder / "output/nodes-check").iterdir()
     operator.slurm.forget()
-    operator.nodes("check", "--idle", "--resume", code=3)
+    other = operator.nodes("check", "--idle", "--resume", code=2).stderr
+    assert "the last check has run 'preflight --no-record-unfit --level quick'" in other
+    operator.nodes("check", "--idle", "--resume", "--level", "quick", code=3)
     assert len(operator.slurm.calls("srun")) == 1, "n1 has a result"
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
 

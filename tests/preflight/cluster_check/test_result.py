@@ -53,11 +53,14 @@ def test_a_result_has_the_name_that_the_scheduler_knows() -> None:
 
 def test_results_are_read_again_and_a_damaged_one_counts_as_none(tmp_path: Path) -> None:
     folder = CheckFolder(tmp_path / "20260101_000000-aaaa")
+    folder.write_command("preflight")
+    assert folder.read_command() == "preflight"
     folder.write_result(build_node_result("n1", make_answer()))
     folder.write_result(build_node_result("n2:22", make_answer()))
     (folder.directory / "nodes/n3.json").write_text('{"node": "n3", ')
     assert set(folder.read_results()) == {"n1", "n2:22"}
     later = CheckFolder(tmp_path / "20260102_000000-aaaa")
+    later.write_command("preflight")
     later.write_result(build_node_result("n1", make_answer("6.2")))
     assert [each.id for each in find_check_folders(tmp_path)] == [folder.id, later.id]
     assert set(read_earlier_results(tmp_path, later)) == {"n1", "n2:22"}

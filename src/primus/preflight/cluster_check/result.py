@@ -1,5 +1,6 @@
 """The folder of one check of a cluster: a file for each node, by rename, so that it can be continued.
 
+    RESULTS/<id>/request.json          the command that runs on each node
     RESULTS/<id>/nodes/<node>.json     what preflight found on the node; written once, when its job has ended
     RESULTS/<id>/logs/<node>.log       what the job has printed to standard error
     RESULTS/<id>/cluster.json          the summary of all nodes, with report.html, report.md and preflight/
@@ -23,7 +24,7 @@ from primus import __version__
 from primus.errors import PrimusError
 from primus.preflight.findings.finding import CheckFinding, NodeReport
 from primus.preflight.nodes.cluster import ClusterReport, Verdict, compare_nodes
-from primus.runs.files import write_json
+from primus.runs.files import read_json, write_json
 from primus.runtime import ClusterNode
 
 NodeState = Literal["unfit", "unknown", "no answer", "not checked", "down", "drained", "busy", "fit"]
@@ -32,6 +33,8 @@ STATES: tuple[NodeState, ...] = ("unfit", "unknown", "no answer", "not checked",
 STATE_OF_VERDICT: dict[Verdict, NodeState] = {"fail": "unfit", "unknown": "unknown", "pass": "fit"}
 NUM_EARLIER = 5
 """Earlier checks that tell how much a figure of a node varies."""
+
+REQUEST_FILE = "request.json"
 
 AnswerT = TypeVar("AnswerT")
 
@@ -54,6 +57,8 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     report: NodeReport
     findings: tuple[CheckFinding, ...] = ()
     """Findings of the measurements."""
+    is_strict: bool = False
+    """Whether warnings make it unfit."""
 
     @property
     def all_findings(self) -> tuple[CheckFinding, ...]:
@@ -96,13 +101,17 @@ def build_node_result(node: str, answer: PreflightAnswer) -> NodeResult:
     """
     if not answer.report.nodes:
         raise PrimusError("preflight gave no report")
-    own = [finding for finding in answer.report.findings if finding.check not in answer.report.ignored]
+    ignored = answer.report.ignored
+    measured = [finding for finding in answer.report.findings if finding.check not in ignored]
+    own = answer.report.nodes[0]
+    checked = tuple(finding for finding in own.findings if finding.check not in ignored)
     return NodeResult(
         node=node,
         verdict=answer.verdict,
         reasons=tuple(reason for each in answer.reasons.values() for reason in each),
-        report=structs.replace(answer.report.nodes[0], host=node),
-        findings=tuple(structs.replace(finding, host="") for finding in own),
+        report=structs.replace(own, host=node, findings=checked),
+        findings=tuple(structs.replace(finding, host="") for finding in measured),
+        is_strict=answer.report.is_strict,
     )
 
 
@@ -116,6 +125,22 @@ class CheckFolder:
     def id(self) -> str:
         """Name of the folder: the time of its start."""
         return self.directory.name
+
+    def write_command(self, command: str) -> None:
+        """Create the folder of a check that runs `command` on each node.
+
+        Raises:
+            PrimusError: It cannot be created.
+        """
+        write_json(self.directory / REQUEST_FILE, {"command": command})
+
+    def read_command(self) -> str:
+        """The command of the check.
+
+        Raises:
+            PrimusError: The folder is damaged.
+        """
+        return read_json(self.directory / REQUEST_FILE, dict[str, str]).get("command", "")
 
     def locate_log(self, node: str) -> Path:
         """The file of what the job of a node prints to standard error."""
@@ -142,7 +167,7 @@ class CheckFolder:
 def find_check_folders(results: Path) -> list[CheckFolder]:
     """The checks below a folder, oldest first."""
     with contextlib.suppress(OSError):
-        return [CheckFolder(path) for path in sorted(results.iterdir()) if (path / "nodes").is_dir()]
+        return [CheckFolder(path) for path in sorted(results.iterdir()) if (path / REQUEST_FILE).is_file()]
     return []
 
 
@@ -203,6 +228,7 @@ def merge_reports(results: Sequence[NodeResult]) -> ClusterReport:
         nodes=tuple(reports),
         findings=(*findings, *compare_nodes(reports, math.inf, {})),  # clocks were not read at the same time
         expected_nodes=tuple(sorted(each.node for each in results)),
+        is_strict=any(each.is_strict for each in results),
         duration_s=max((each.duration_s for each in reports), default=0.0),
     )
 

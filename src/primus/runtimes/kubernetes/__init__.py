@@ -101,7 +101,9 @@ def _avoid_unfit_nodes(
     if not found.avoided:
         return remote
     with contextlib.suppress(PrimusError):
-        usable = [each.name for each in server.list_nodes(place, remote.context.environ) if each.is_ready]
+        views = server.list_nodes(place, remote.context.environ)
+        needs_gpus = options.gpu > 0 and any(each.gpus for each in views)  # not every server reports them
+        usable = [each.name for each in views if each.is_ready and (each.gpus or not needs_gpus)]
         allowed = [name for name in usable if not options.allowed_nodes or name in options.allowed_nodes]
         left = [name for name in allowed if name not in options.excluded_nodes]
         chosen = choose_among(found.avoided, left, options.replica)

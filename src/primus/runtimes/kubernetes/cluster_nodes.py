@@ -50,11 +50,15 @@ def select_node(words: Sequence[str], job: NodeJob) -> tuple[str, ...]:
     """`words` for a job of one pod, which has all GPUs of the node.
 
     Raises:
-        UsageError: They give the job a name or nodes.
+        UsageError: They are of another command or of Primus-SaFE.
     """
     options = parse(words)
     if options.command not in ("", "create"):
         raise UsageError(f"nodes check creates jobs: remove '{options.command}' from --runtime kubernetes")
+    if options.target_name == "safe":
+        raise UsageError(
+            "nodes check does not support --url (Primus-SaFE), whose jobs have ids of its own", "remove it"
+        )
     given = {word.partition("=")[0] for word in words}
     ours = {"--name": job.name, "--nodelist": job.node.name, "--max-restarts": "0"}
     if job.node.gpus is not None:

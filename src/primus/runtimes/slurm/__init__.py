@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from primus.errors import UsageError
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
-from primus.runtimes.slurm.cluster_nodes import list_nodes, select_node
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 from primus.runtimes.slurm.options import split_pyxis_options as split_container_words
 from primus.runtimes.slurm.placement import describe_placement, list_placement_options
@@ -17,7 +16,7 @@ from primus.runtimes.slurm.placement import describe_placement, list_placement_o
 if TYPE_CHECKING:
     from primus.messages import Say
     from primus.runs.store import Run
-    from primus.runtime import JobState, RemoteLaunch, Submission
+    from primus.runtime import ClusterNode, JobState, NodeJob, RemoteLaunch, Submission
 
 LEVEL = "cluster"
 STARTS_CONTAINERS = True
@@ -138,6 +137,20 @@ def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     from primus.runtimes.slurm import queries
 
     return queries.query_states(submissions)
+
+
+def list_nodes(words: Sequence[str], environ: Mapping[str, str]) -> Sequence[ClusterNode]:
+    """The nodes of the partition in `words`, or of the cluster."""
+    from primus.runtimes.slurm import cluster_nodes
+
+    return cluster_nodes.list_nodes(words, environ)
+
+
+def select_node(words: Sequence[str], job: NodeJob) -> Sequence[str]:
+    """`words` for a step on one node."""
+    from primus.runtimes.slurm import cluster_nodes
+
+    return cluster_nodes.select_node(words, job)
 
 
 def cancel(submission: Submission) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,8 +67,7 @@ class NodeJobs:
     def __init__(self, request: IdleNodesRequest, folder: CheckFolder, context: TaskContext) -> None:
         self._request, self._folder, self._context = request, folder, context
         self._runtime = load_node_runtime(request.runtime[0])
-        # Inside an allocation, srun would take its nodes instead of a job of its own.
-        self._environ = {name: value for name, value in context.environ.items() if not name.startswith("SLURM_JOB")}
+        self._environ = _leave_allocation(context.environ)
         self._lock = threading.Lock()
         self._children: set[subprocess.Popen[str]] = set()
         self._submitted: set[str] = set()
@@ -93,12 +92,22 @@ class NodeJobs:
         """The output of a job that was submitted."""
         assert self._runtime.collect_output
         with self._lock:
+            is_stopped = self._is_stopped
             self._submitted.add(job.name)
+        if is_stopped:  # while the job was submitted
+            self._cancel_job(job.name)
+            raise PrimusError("the check was stopped")
         try:
             return self._runtime.collect_output(self._request.runtime[1:], job, self._environ)
         finally:
             with self._lock:
                 self._submitted.discard(job.name)
+
+    def _cancel_job(self, name: str) -> None:
+        """Cancel a job that was submitted; whoever waits for it finds that it is gone."""
+        with suppress(PrimusError):
+            submission = submissions.find_submission(name, self._environ)
+            registry.load_plug_in(JOB_RUNTIMES, submission.runtime).cancel(submission)
 
     def _run_command(self, command: Sequence[str], job: NodeJob) -> str:
         """Run the command to its end; gives what it has printed.
@@ -145,22 +154,32 @@ class NodeJobs:
         with self._lock:
             self._is_stopped = True
             children, submitted = list(self._children), list(self._submitted)
+        for name in submitted:
+            self._cancel_job(name)
+        # A submission that is cut off may leave a job that nobody knows: it ends first, and its job is cancelled then.
+        deadline = time.monotonic() + (STOP_LIMIT_S if self._runtime.collect_output else 0.0)
         for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
             child.terminate()
-        for name in submitted:  # whoever waits for it finds that it is gone
-            with suppress(PrimusError):
-                submission = submissions.find_submission(name, self._environ)
-                registry.load_plug_in(JOB_RUNTIMES, submission.runtime).cancel(submission)
-        deadline = time.monotonic() + STOP_LIMIT_S
         for child in children:
-            end_child(child, deadline - time.monotonic())
+            end_child(child)
 
 
-def end_child(child: subprocess.Popen[str], limit_s: float = STOP_LIMIT_S) -> None:
+def _leave_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those of an allocation of Slurm, whose nodes srun would take instead of a job of its own."""
+    is_inside = "SLURM_JOB_ID" in environ
+    kept = ("SLURM_CONF",)
+    return {
+        name: value for name, value in environ.items() if not is_inside or name in kept or not name.startswith("SLURM_")
+    }
+
+
+def end_child(child: subprocess.Popen[str]) -> None:
     """Ask a process to end, and kill it after the limit."""
     child.terminate()
     try:
-        child.wait(max(0.0, limit_s))
+        child.wait(STOP_LIMIT_S)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -233,12 +252,21 @@ def check_idle_nodes(request: IdleNodesRequest, context: TaskContext) -> int:
 
 
 def _choose_folder(request: IdleNodesRequest) -> CheckFolder:
-    """A new folder, or the last one."""
+    """A new folder, or the last one.
+
+    Raises:
+        UsageError: There is none to continue, or it is of another command.
+    """
+    command = shlex.join(request.inner[1:])
     if not request.resume:
-        return CheckFolder(request.results / create_run_id())
+        folder = CheckFolder(request.results / create_run_id())
+        folder.write_command(command)
+        return folder
     folders = result.find_check_folders(request.results)
     if not folders:
         raise UsageError(f"--resume: there is no check in {request.results}", "leave it out, or give --results")
+    if (before := folders[-1].read_command()) != command:
+        raise UsageError(f"--resume: the last check has run '{before}'", "give the same options, or leave out --resume")
     return folders[-1]
 
 
@@ -251,7 +279,6 @@ def _run_jobs(
 ) -> tuple[dict[str, str], int | None]:
     """Check the nodes, and add their results; gives the problems by node, and the exit code of an interruption."""
     problems: dict[str, str] = {}
-    (folder.directory / "nodes").mkdir(parents=True, exist_ok=True)
     jobs = NodeJobs(request, folder, context)
     with raise_on_signals(), ThreadPoolExecutor(request.parallel) as pool:
         futures = {pool.submit(jobs.run_job, node): node.name for node in asked}
