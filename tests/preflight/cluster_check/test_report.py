@@ -12,7 +12,7 @@ import pytest
 import browser
 from primus.preflight.cluster_check import drift, report, result
 from primus.preflight.cluster_check.report import ClusterCheck
-from primus.preflight.cluster_check.result import CheckFolder, NodeResult
+from primus.preflight.cluster_check.result import CheckFolder, NodeCheckResult
 from primus.preflight.findings.finding import CheckFinding, NodeReport
 from primus.preflight.nodes.cluster import Verdict
 from primus.runtime import ClusterNode
@@ -20,7 +20,7 @@ from primus.runtime import ClusterNode
 NUM_NODES = 60
 
 
-def make_result(number: int, kernel: str = "5.15.0-105-generic", speed: float = 310.0) -> NodeResult:
+def make_result(number: int, kernel: str = "5.15.0-105-generic", speed: float = 310.0) -> NodeCheckResult:
     name = f"gpu{number:03}"
     stack = {"kernel": kernel, "amd driver": "6.12.12", "GPU count": "8", "GPU model": "MI300X"}
     is_bad = number == 7
@@ -32,7 +32,7 @@ def make_result(number: int, kernel: str = "5.15.0-105-generic", speed: float = 
     )
     verdict: Verdict = "fail" if is_bad else "pass"
     reasons = ("gpu.count: 7 GPUs, expected 8 (the device 0000:c1:00.0 does not answer)",) * is_bad
-    return NodeResult(node=name, verdict=verdict, reasons=reasons, report=own, findings=links)
+    return NodeCheckResult(node=name, verdict=verdict, reasons=reasons, report=own, findings=links)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from primus.errors import PrimusError
 from primus.preflight.cluster_check.result import (
     CheckFolder,
     PreflightAnswer,
-    build_node_result,
+    build_check_result,
     combine_states,
     find_check_folders,
     merge_reports,
@@ -46,7 +46,7 @@ def test_an_output_without_an_answer_is_no_verdict(text: str) -> None:
 
 
 def test_a_result_has_the_name_that_the_scheduler_knows() -> None:
-    result = build_node_result("n3", make_answer())
+    result = build_check_result("n3", make_answer())
     assert (result.node, result.report.host, result.findings[0].host) == ("n3", "n3", "")
     assert result.reasons == ("slow",)
 
@@ -55,13 +55,13 @@ def test_results_are_read_again_and_a_damaged_one_counts_as_none(tmp_path: Path)
     folder = CheckFolder(tmp_path / "20260101_000000-aaaa")
     folder.write_command("preflight")
     assert folder.read_command() == "preflight"
-    folder.write_result(build_node_result("n1", make_answer()))
-    folder.write_result(build_node_result("n2:22", make_answer()))
+    folder.write_result(build_check_result("n1", make_answer()))
+    folder.write_result(build_check_result("n2:22", make_answer()))
     (folder.directory / "nodes/n3.json").write_text('{"node": "n3", ')
     assert set(folder.read_results()) == {"n1", "n2:22"}
     later = CheckFolder(tmp_path / "20260102_000000-aaaa")
     later.write_command("preflight")
-    later.write_result(build_node_result("n1", make_answer("6.2")))
+    later.write_result(build_check_result("n1", make_answer("6.2")))
     assert [each.id for each in find_check_folders(tmp_path)] == [folder.id, later.id]
     assert set(read_earlier_results(tmp_path, later)) == {"n1", "n2:22"}
     assert find_check_folders(tmp_path / "nothing") == []
@@ -76,7 +76,7 @@ def test_each_node_has_one_state() -> None:
         ClusterNode(name="n5", state="drained", reason="bad fan"),
         ClusterNode(name="n6", state="busy"),  # since its result was written
     ]
-    results = {name: build_node_result(name, make_answer(verdict=verdict)) for name, verdict in
+    results = {name: build_check_result(name, make_answer(verdict=verdict)) for name, verdict in
                (("n1", "fail"), ("n6", "pass"))}  # fmt: skip
     found = combine_states(nodes, results, {"n3": "not scheduled"}, {"n5": "GPU 5"})
     assert [(each.node, each.state, each.reasons, each.listed) for each in found] == [
@@ -91,7 +91,7 @@ def test_each_node_has_one_state() -> None:
 
 def test_a_node_that_differs_from_the_others_is_named() -> None:
     kernels = {"n1": "6.1", "n2": "6.1", "n3": "5.15"}
-    merged = merge_reports([build_node_result(name, make_answer(kernel)) for name, kernel in kernels.items()])
+    merged = merge_reports([build_check_result(name, make_answer(kernel)) for name, kernel in kernels.items()])
     (different,) = [each for each in merged.findings if each.group == "cluster"]
     assert (different.host, different.measured, different.status) == ("n3", "5.15", "warn")
     assert merged.judge_host("n1") == "fail"

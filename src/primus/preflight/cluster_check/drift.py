@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from primus.preflight.cluster_check.result import NodeResult
+from primus.preflight.cluster_check.result import NodeCheckResult
 from primus.preflight.findings.finding import ORDER, CheckFinding
 
 LINK_CHECKS = (
@@ -48,7 +48,7 @@ class SlowLink(Struct, frozen=True, kw_only=True):
 
 
 def find_changes(
-    results: Mapping[str, NodeResult], earlier: Mapping[str, Sequence[NodeResult]], tolerance_percent: float
+    results: Mapping[str, NodeCheckResult], earlier: Mapping[str, Sequence[NodeCheckResult]], tolerance_percent: float
 ) -> list[NodeChange]:
     """Changes of each node since its last check.
 
@@ -67,7 +67,9 @@ def find_changes(
     return sorted(found, key=lambda change: order.index(change.kind))
 
 
-def _compare_results(now: NodeResult, earlier: Sequence[NodeResult], tolerance: float) -> Iterator[NodeChange]:
+def _compare_results(
+    now: NodeCheckResult, earlier: Sequence[NodeCheckResult], tolerance: float
+) -> Iterator[NodeChange]:
     last = earlier[0]
     for name in dict.fromkeys([*last.report.stack, *now.report.stack]):
         before, after = last.report.stack.get(name, "none"), now.report.stack.get(name, "none")
@@ -78,7 +80,7 @@ def _compare_results(now: NodeResult, earlier: Sequence[NodeResult], tolerance: 
         yield from _compare_findings(now.node, finding, [each[key] for each in histories if key in each], tolerance)
 
 
-def _index_findings(result: NodeResult) -> dict[tuple[str, str], CheckFinding]:
+def _index_findings(result: NodeCheckResult) -> dict[tuple[str, str], CheckFinding]:
     """Findings by check and subject; the worst of several."""
     found: dict[tuple[str, str], CheckFinding] = {}
     for finding in sorted(result.all_findings, key=lambda each: ORDER.index(each.status)):
@@ -108,8 +110,8 @@ def _compare_findings(
         yield NodeChange(node=node, kind="better", what=what, before=before.measured, now=now.measured)
 
 
-def find_slowest_links(results: Mapping[str, NodeResult]) -> list[SlowLink]:
-    """The links with the lowest bandwidth in relation to the same link of all nodes; empty if none was measured."""
+def find_slowest_links(results: Mapping[str, NodeCheckResult]) -> list[SlowLink]:
+    """The links with the lowest bandwidth in relation to the same link of all nodes, none above their median."""
     figures: dict[str, list[tuple[str, CheckFinding]]] = defaultdict(list)
     for node, result in results.items():
         for finding in result.all_findings:
@@ -123,4 +125,4 @@ def find_slowest_links(results: Mapping[str, NodeResult]) -> list[SlowLink]:
         for node, finding in measured:
             link, share = f"{name} {finding.subject}".rstrip(), (finding.value or 0.0) / median
             found.append(SlowLink(node=node, link=link, measured=finding.measured, share=share, num_nodes=num_nodes))
-    return sorted(found, key=lambda link: link.share)[:NUM_SLOWEST]
+    return sorted((link for link in found if link.share <= 1), key=lambda link: link.share)[:NUM_SLOWEST]

@@ -9,7 +9,14 @@ from msgspec import Struct
 
 from primus import __version__
 from primus.preflight.cluster_check.drift import NodeChange, SlowLink
-from primus.preflight.cluster_check.result import STATES, CheckedNode, CheckFolder, NodeResult, NodeState, merge_reports
+from primus.preflight.cluster_check.result import (
+    STATES,
+    CheckedNode,
+    CheckFolder,
+    NodeCheckResult,
+    NodeState,
+    merge_reports,
+)
 from primus.preflight.findings.finding import CheckFinding
 from primus.preflight.report import formats
 from primus.preflight.report.grouping import fold_hosts
@@ -75,7 +82,7 @@ class ClusterCheck(Struct, frozen=True, kw_only=True):
         return f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}: {shown or 'none'}"
 
 
-def write_cluster_check(check: ClusterCheck, results: Mapping[str, NodeResult], folder: CheckFolder) -> None:
+def write_cluster_check(check: ClusterCheck, results: Mapping[str, NodeCheckResult], folder: CheckFolder) -> None:
     """Write the summary as JSON, Markdown and HTML, and the findings of all nodes as the report of one preflight.
 
     Raises:
@@ -145,7 +152,7 @@ def _format_check(finding: CheckFinding) -> str:
     return finding.check.partition(".")[2].replace("_", " ")
 
 
-def format_html(check: ClusterCheck, results: Mapping[str, NodeResult]) -> str:
+def format_html(check: ClusterCheck, results: Mapping[str, NodeCheckResult]) -> str:
     """The page."""
     facts: list[list[object]] = [
         ["nodes", page.join_fragments(*_make_counts(check))],
@@ -188,7 +195,7 @@ def _mark_rows(title: str, rows: Sequence[Sequence[str]]) -> list[list[object]]:
     return [[row[0], page.make_badge(CHANGE_BADGES[row[1]], row[1]), *row[2:]] for row in rows]
 
 
-def _make_nodes(check: ClusterCheck, results: Mapping[str, NodeResult]) -> page.Html:
+def _make_nodes(check: ClusterCheck, results: Mapping[str, NodeCheckResult]) -> page.Html:
     rows = {state: [_make_row(each, results) for each in check.list_nodes(state)] for state in STATES}
     fit = rows.pop("fit")
     urgent = [row for group in rows.values() for row in group]
@@ -198,7 +205,7 @@ def _make_nodes(check: ClusterCheck, results: Mapping[str, NodeResult]) -> page.
     return page.join_fragments(*([page.make_table(NODE_HEADER, urgent)] if urgent else []), more)
 
 
-def _make_row(node: CheckedNode, results: Mapping[str, NodeResult]) -> list[object]:
+def _make_row(node: CheckedNode, results: Mapping[str, NodeCheckResult]) -> list[object]:
     result = results.get(node.node)
     stack = result.report.stack if result else {}
     number, model = stack.get("GPU count", ""), stack.get("GPU model", "")

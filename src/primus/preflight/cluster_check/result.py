@@ -47,7 +47,7 @@ class PreflightAnswer(Struct, frozen=True):
     reasons: dict[str, tuple[str, ...]] = {}
 
 
-class NodeResult(Struct, frozen=True, kw_only=True):
+class NodeCheckResult(Struct, frozen=True, kw_only=True):
     """What a check found on one node; the file of the node."""
 
     node: str
@@ -93,7 +93,7 @@ def read_answer(text: str, kind: type[AnswerT]) -> AnswerT:
     raise PrimusError("preflight gave no verdict")
 
 
-def build_node_result(node: str, answer: PreflightAnswer) -> NodeResult:
+def build_check_result(node: str, answer: PreflightAnswer) -> NodeCheckResult:
     """The result of the node that its scheduler calls `node`, whatever it calls itself.
 
     Raises:
@@ -105,7 +105,7 @@ def build_node_result(node: str, answer: PreflightAnswer) -> NodeResult:
     measured = [finding for finding in answer.report.findings if finding.check not in ignored]
     own = answer.report.nodes[0]
     checked = tuple(finding for finding in own.findings if finding.check not in ignored)
-    return NodeResult(
+    return NodeCheckResult(
         node=node,
         verdict=answer.verdict,
         reasons=tuple(reason for each in answer.reasons.values() for reason in each),
@@ -146,7 +146,7 @@ class CheckFolder:
         """The file of what the job of a node prints to standard error."""
         return self.directory / "logs" / f"{_format_file_name(node)}.log"
 
-    def write_result(self, result: NodeResult) -> None:
+    def write_result(self, result: NodeCheckResult) -> None:
         """Write the file of a node.
 
         Raises:
@@ -154,12 +154,12 @@ class CheckFolder:
         """
         write_json(self.directory / "nodes" / f"{_format_file_name(result.node)}.json", result)
 
-    def read_results(self) -> dict[str, NodeResult]:
+    def read_results(self) -> dict[str, NodeCheckResult]:
         """Results by node; a file that is damaged, or of another version, counts as none."""
-        found: dict[str, NodeResult] = {}
+        found: dict[str, NodeCheckResult] = {}
         for path in sorted((self.directory / "nodes").glob("*.json")):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                result = msgspec.json.decode(path.read_bytes(), type=NodeResult)
+                result = msgspec.json.decode(path.read_bytes(), type=NodeCheckResult)
                 found[result.node] = result
         return found
 
@@ -171,9 +171,9 @@ def find_check_folders(results: Path) -> list[CheckFolder]:
     return []
 
 
-def read_earlier_results(results: Path, current: CheckFolder) -> dict[str, list[NodeResult]]:
+def read_earlier_results(results: Path, current: CheckFolder) -> dict[str, list[NodeCheckResult]]:
     """Earlier results of each node, newest first, from the last checks before the current one."""
-    found: dict[str, list[NodeResult]] = {}
+    found: dict[str, list[NodeCheckResult]] = {}
     before = [folder for folder in find_check_folders(results) if folder.id != current.id]
     for folder in reversed(before[-NUM_EARLIER:]):
         for node, result in folder.read_results().items():
@@ -187,7 +187,7 @@ def sort_nodes(nodes: Sequence[CheckedNode]) -> list[CheckedNode]:
 
 
 def combine_states(
-    nodes: Sequence[ClusterNode], results: dict[str, NodeResult], problems: dict[str, str], listed: dict[str, str]
+    nodes: Sequence[ClusterNode], results: dict[str, NodeCheckResult], problems: dict[str, str], listed: dict[str, str]
 ) -> list[CheckedNode]:
     """The nodes of a cluster, each in one state.
 
@@ -201,7 +201,7 @@ def combine_states(
 
 
 def _combine_state(
-    node: ClusterNode, results: dict[str, NodeResult], problems: dict[str, str], listed: dict[str, str]
+    node: ClusterNode, results: dict[str, NodeCheckResult], problems: dict[str, str], listed: dict[str, str]
 ) -> CheckedNode:
     entry = listed.get(node.name, "")
     if result := results.get(node.name):
@@ -214,7 +214,7 @@ def _combine_state(
     return CheckedNode(node=node.name, state="not checked", listed=entry)
 
 
-def merge_reports(results: Sequence[NodeResult]) -> ClusterReport:
+def merge_reports(results: Sequence[NodeCheckResult]) -> ClusterReport:
     """The results of all nodes as one preflight, with the differences between them."""
     reports = [each.report for each in results]
     findings = [

@@ -30,7 +30,7 @@ from primus.errors import EXIT_OK, EXIT_UNFIT, PrimusError, UsageError
 from primus.launch.jobs import submissions
 from primus.launch.signals import find_exit_code, raise_on_signals
 from primus.preflight.cluster_check import drift, report, result
-from primus.preflight.cluster_check.result import CheckFolder, NodeResult, PreflightAnswer
+from primus.preflight.cluster_check.result import CheckFolder, NodeCheckResult, PreflightAnswer
 from primus.preflight.findings.thresholds import Thresholds
 from primus.preflight.report.unfit_list import record_unfit_node
 from primus.runs import unfit_nodes
@@ -73,7 +73,7 @@ class NodeJobs:
         self._submitted: set[str] = set()
         self._is_stopped = False
 
-    def run_job(self, node: ClusterNode) -> NodeResult:
+    def run_job(self, node: ClusterNode) -> NodeCheckResult:
         """Check one node.
 
         Raises:
@@ -84,7 +84,7 @@ class NodeJobs:
         text = self._run_command(build_node_command(request, self._runtime, job), job)
         if self._runtime.collect_output:
             text = self._collect_output(job)
-        found = result.build_node_result(node.name, result.read_answer(text, PreflightAnswer))
+        found = result.build_check_result(node.name, result.read_answer(text, PreflightAnswer))
         self._folder.write_result(found)
         return found
 
@@ -274,7 +274,7 @@ def _run_jobs(
     asked: Sequence[ClusterNode],
     request: IdleNodesRequest,
     folder: CheckFolder,
-    results: dict[str, NodeResult],
+    results: dict[str, NodeCheckResult],
     context: TaskContext,
 ) -> tuple[dict[str, str], int | None]:
     """Check the nodes, and add their results; gives the problems by node, and the exit code of an interruption."""
@@ -301,7 +301,7 @@ def _run_jobs(
 
 def _build_check(
     nodes: Sequence[ClusterNode],
-    results: dict[str, NodeResult],
+    results: dict[str, NodeCheckResult],
     problems: dict[str, str],
     folder: CheckFolder,
     request: IdleNodesRequest,
