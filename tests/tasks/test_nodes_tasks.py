@@ -10,6 +10,10 @@ import pytest
 
 from fakes import cli
 from fakes.slurm import FakeSlurm
+from primus.runtime import ClusterNode
+from primus.runtimes.kubernetes.job_spec import job_name
+from primus.runtimes.kubernetes.options import Options
+from primus.tasks.nodes._idle_nodes import make_node_job
 
 
 class Operator:
@@ -188,6 +192,14 @@ def test_a_wrong_request_for_idle_nodes_starts_nothing(
     assert problem in operator.nodes("check", "--idle", *words, code=2).stderr
     assert operator.slurm.calls("srun") == []
     assert not (operator.folder / "output").exists()
+
+
+@pytest.mark.parametrize("node", ["n1", "Rack.7", "ip-10-0-123-45.us-west-2.compute.internal", "g" * 21, "g" * 22])
+def test_the_job_of_a_node_has_a_name_that_kubernetes_keeps(node: str) -> None:
+    job = make_node_job("20260101_000000-beef", ClusterNode(name=node, state="idle"), 60.0, None)
+    assert job_name(Options(name=job.name), "preflight", "20260101_000000-beef") == job.name
+    other = make_node_job("20260101_000000-beef", ClusterNode(name=f"{node}.b", state="idle"), 60.0, None)
+    assert other.name != job.name
 
 
 def test_a_scheduler_without_nodes_is_an_error(operator: Operator) -> None:

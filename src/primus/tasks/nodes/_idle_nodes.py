@@ -12,6 +12,7 @@ Ctrl-C ends the processes of the running nodes, each of which cancels its own jo
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import subprocess
@@ -43,6 +44,9 @@ STOP_LIMIT_S = 30.0
 """Time in which a process has to cancel its job after SIGTERM."""
 MARGIN_S = 60.0
 """Time beyond the limit of a job in which its scheduler has to end it."""
+LONGEST_SLUG = 21
+"""Characters of a node's name in that of its job: the name of a pod has 63 at most, with those of the check and the
+suffix of JobSet."""
 LAST_WORDS = 300
 """Characters of the last line of a job without verdict."""
 
@@ -212,8 +216,11 @@ def load_node_runtime(name: str) -> NodeRuntime:
 
 
 def make_node_job(check: str, node: ClusterNode, limit_s: float, start_s: float | None) -> NodeJob:
-    """The job on `node`; its name is unique, and valid for Kubernetes."""
-    slug = re.sub(r"[^a-z0-9]+", "-", node.name.lower()).strip("-")[-24:].strip("-")
+    """The job on `node`; its name is unique, and a name of Kubernetes as it is (RFC 1123)."""
+    slug = re.sub(r"[^a-z0-9]+", "-", node.name.lower()).strip("-")
+    if slug != node.name or len(slug) > LONGEST_SLUG:
+        digest = hashlib.sha256(node.name.encode()).hexdigest()[:8]
+        slug = f"{slug[: LONGEST_SLUG - len(digest) - 1].strip('-')}-{digest}"
     return NodeJob(node=node, name=f"check-{check.replace('_', '-')}-{slug}", limit_s=limit_s, start_s=start_s)
 
 

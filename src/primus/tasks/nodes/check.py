@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from primus.config.flags import Positional
 from primus.errors import EXIT_OK, EXIT_UNFIT, PrimusError, UsageError
+from primus.launch.signals import raise_on_signals
 from primus.machine.cluster import find_node_name
 from primus.preflight.cluster_check.result import read_answer
 from primus.preflight.report.unfit_list import record_unfit_node
@@ -188,7 +189,8 @@ def _run_preflight(options: Options, context: TaskContext) -> OtherPreflight:
     context.say(_format_command(command))
     done = _run_command(["--json", *command], context.environ)
     if runtime.collect_output and done.returncode == EXIT_OK:
-        done.stdout = runtime.collect_output(request.runtime[1:], job, context.environ)
+        with raise_on_signals():  # so that the job is deleted
+            done.stdout = runtime.collect_output(request.runtime[1:], job, context.environ)
     return _read_verdict(done)
 
 
