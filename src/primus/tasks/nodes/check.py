@@ -1,4 +1,4 @@
-"""Run preflight on one node, and clear the node if it is fit, or on all idle nodes; other words go to preflight."""
+"""Run preflight on one node, and clear it if it passes, or on all idle nodes (--idle)."""
 
 from __future__ import annotations
 
