@@ -11,10 +11,13 @@ from primus.drill import fault_kinds
 from primus.drill.fault_kinds import (
     KINDS,
     FaultPermissions,
+    choose_stopped_factor,
     find_layout_obstacle,
     find_node_obstacle,
+    find_slow_time_s,
     find_target_node,
 )
+from primus.launch.supervision.straggler_detection import STRAGGLER_WINDOWS, WINDOW_S
 from primus.machine.cluster import ClusterLayout
 
 ONE, TWO = ClusterLayout(nproc=1), ClusterLayout(nproc=1, nnodes=2)
@@ -68,3 +71,11 @@ def test_faults_of_node_0_and_of_the_last_node() -> None:
     assert targets == {
         "kill-rank": 3, "hang": 0, "kill-node": 3, "fill-disk": 0, "slow-rank": 3, "drop-network": 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.01, 0.3, 2.7, 20.0, 120.0])
+def test_a_rank_is_slow_for_as_many_slowed_steps_as_the_detection_needs(step_s: float) -> None:
+    slowed_step_s = step_s * (1 + choose_stopped_factor(step_s))
+    assert slowed_step_s >= 3 * step_s
+    assert find_slow_time_s(step_s) >= max(WINDOW_S, slowed_step_s) * (STRAGGLER_WINDOWS + 1)
+    assert slowed_step_s <= max(3 * step_s, 6 * WINDOW_S)

@@ -95,7 +95,7 @@ def test_a_slow_rank_stops_and_runs_in_turn(
     launcher: tuple[subprocess.Popen[bytes], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, pid = launcher
-    monkeypatch.setattr(plant, "SLOW_S", 1.5)
+    monkeypatch.setattr(plant, "find_slow_time_s", lambda step_s: 1.5)
     fault = plant_fault("slow-rank", beat(pid, process.pid), process, FaultPermissions())
     states = set()
     deadline = time.monotonic() + 1.3

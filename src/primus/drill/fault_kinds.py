@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -17,8 +16,12 @@ from primus.launch.supervision.straggler_detection import STRAGGLER_WINDOWS, WIN
 from primus.machine.cluster import ClusterLayout
 
 FaultName = Literal["kill-rank", "hang", "kill-node", "fill-disk", "slow-rank", "drop-network"]
-SLOW_S = WINDOW_S * (STRAGGLER_WINDOWS + 2)
-"""Time for which a rank is slow: the windows of straggler detection, which begin at any time, and one more."""
+LEAST_STOPPED_FACTOR, MOST_STOPPED_FACTOR = 2.0, 10.0
+"""Times as long as it runs that a slow rank is stopped. On processors that others use as well, a rank that was stopped
+for a moment gets its share back when it continues, and is not slower."""
+LEAST_STEP_S = 1e-3
+LONG_SLOWED_STEP_S = 3 * WINDOW_S
+"""Step of a slow rank that the drill does not make longer than it has to."""
 CAP_NET_ADMIN = 12
 """Number of the capability that changes network interfaces (capability.h of Linux)."""
 MOST_FILLED_BYTES = 64 << 30
@@ -37,8 +40,6 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     """Whether it is planted on node 0, instead of on the last node."""
     restarts: bool = True
     """Whether the ranks start again."""
-    within_s: float = math.inf
-    """Time in which it must be noticed: a slow rank is as quick as before when that is over."""
     allowed_by: str | None = None
     """Option by which the user allows it; None for a fault of the drill's own processes."""
 
@@ -65,7 +66,6 @@ KINDS: dict[str, FaultKind] = {
             act="slows one rank: stops it most of the time (SIGSTOP, SIGCONT)",
             detected_by=("straggler",),
             restarts=False,
-            within_s=SLOW_S + WINDOW_S,
         ),
         FaultKind(
             name="drop-network",
@@ -85,6 +85,17 @@ class FaultPermissions(Struct, frozen=True, kw_only=True):
     """Folder on a file system that may be filled."""
     interface: str = ""
     """Network interface that may be taken down."""
+
+
+def choose_stopped_factor(step_s: float) -> float:
+    """Times as long as it runs that a slow rank is stopped, by the time of a step."""
+    return min(MOST_STOPPED_FACTOR, max(LEAST_STOPPED_FACTOR, LONG_SLOWED_STEP_S / max(step_s, LEAST_STEP_S)))
+
+
+def find_slow_time_s(step_s: float) -> float:
+    """Time for which a rank is slow: the windows of straggler detection, which begin at any time and have a slowed step
+    each, and one more."""
+    return max(WINDOW_S, (1 + choose_stopped_factor(step_s)) * step_s) * (STRAGGLER_WINDOWS + 2)
 
 
 def find_target_node(kind: FaultKind, layout: ClusterLayout) -> int:

@@ -14,7 +14,7 @@ import primus
 from primus.drill import plant
 from primus.drill.drilled_launch import STOP_S, DrilledJob, IsOver, find_run, read_run_events, run_launch
 from primus.drill.exchange import HeadExchange, LaunchOrder, NodeDrillReport, PlantReport
-from primus.drill.fault_kinds import KINDS, SLOW_S, FaultKind, find_layout_obstacle, find_target_node
+from primus.drill.fault_kinds import KINDS, FaultKind, find_layout_obstacle, find_slow_time_s, find_target_node
 from primus.drill.goodput import estimate_goodput
 from primus.drill.result import DrillResult, FaultCase, OutageEstimate, Restarter
 from primus.drill.timeline import (
@@ -258,7 +258,7 @@ class DrillHead:
         assert times is not None
         lasts_s = {
             "hang": self._hang_timeout_s + INSPECTION_LIMIT_S / 2,
-            "slow-rank": SLOW_S,
+            "slow-rank": find_slow_time_s(times.step_s),
             "drop-network": plant.DROPPED_S + HEARTBEAT_TIMEOUT_S / 2,
             "fill-disk": 2 * save_interval * times.step_s,
         }.get(kind.name, 5.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from primus.drill.fault_kinds import SLOW_S, FaultName, FaultPermissions
+from primus.drill.fault_kinds import FaultName, FaultPermissions, choose_stopped_factor, find_slow_time_s
 from primus.drill.guard import FaultGuard, FaultUndo, read_start_time
 from primus.errors import PrimusError
 from primus.launch.nodes.control_channel import HEARTBEAT_TIMEOUT_S
@@ -29,9 +29,6 @@ TICK_S = 0.05
 LEAST_RUNNING_S, MOST_RUNNING_S = 0.005, 0.05
 """Limits of the time for which a slow rank runs in each turn. It is a quarter of what the rank computes in a step, so
 that every step is interrupted."""
-STOPPED_FACTOR = 10
-"""Times as long it is stopped: on processors that others use as well, a rank that was stopped for a moment gets its
-share back when it continues, and is not slower."""
 DROPPED_S = HEARTBEAT_TIMEOUT_S + 15.0
 """Time for which a node has no network: until it counts as lost, and until all nodes have ended their ranks."""
 FULL_S = 120.0
@@ -114,8 +111,10 @@ def plant_fault(
         return _drop_network(allowed.interface)
     guard = _start_guard(FaultUndo(pid=beat.pid, started=read_start_time(beat.pid)))
     if name == "slow-rank":
-        running_s = min(MOST_RUNNING_S, max(LEAST_RUNNING_S, (beat.compute_time_s or 0.0) / 4))
-        return PlantedFault(lasts_s=SLOW_S, guard=guard, cycle=DutyCycle(beat.pid, running_s))
+        step_s = beat.compute_time_s or 0.0
+        running_s = min(MOST_RUNNING_S, max(LEAST_RUNNING_S, step_s / 4))
+        cycle = DutyCycle(beat.pid, running_s, choose_stopped_factor(step_s) * running_s)
+        return PlantedFault(lasts_s=find_slow_time_s(step_s), guard=guard, cycle=cycle)
     os.kill(beat.pid, signal.SIGSTOP)
     return PlantedFault(lasts_s=float("inf"), guard=guard)
 
@@ -131,8 +130,8 @@ def _start_guard(undo: FaultUndo) -> FaultGuard:
 class DutyCycle:
     """A thread that stops and continues a process in turn until its end."""
 
-    def __init__(self, pid: int, running_s: float) -> None:
-        self._pid, self._running_s, self._ended = pid, running_s, threading.Event()
+    def __init__(self, pid: int, running_s: float, stopped_s: float) -> None:
+        self._pid, self._running_s, self._stopped_s, self._ended = pid, running_s, stopped_s, threading.Event()
         self._thread = threading.Thread(target=self._alternate, name="duty-cycle", daemon=True)
         self._thread.start()
 
@@ -145,7 +144,7 @@ class DutyCycle:
         with contextlib.suppress(ProcessLookupError):
             while not self._ended.is_set():
                 os.kill(self._pid, signal.SIGSTOP)
-                self._ended.wait(STOPPED_FACTOR * self._running_s)
+                self._ended.wait(self._stopped_s)
                 os.kill(self._pid, signal.SIGCONT)
                 self._ended.wait(self._running_s)
 

@@ -79,9 +79,8 @@ def read_fault_timeline(events: Sequence[Event], kind: FaultKind, planted_at: fl
         planted_at: When it was planted; None while another node has not reported it.
     """
     since = planted_at if planted_at is not None else -math.inf
-    until = since + kind.within_s if planted_at is not None else math.inf
     found = next(
-        (i for i, each in enumerate(events) if each["kind"] in kind.detected_by and since <= each["time"] <= until),
+        (i for i, each in enumerate(events) if each["kind"] in kind.detected_by and since <= each["time"]),
         None,
     )
     if found is None:

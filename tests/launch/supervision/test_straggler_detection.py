@@ -6,6 +6,8 @@ import contextlib
 import socket
 from typing import Any
 
+import pytest
+
 from primus.launch.nodes.control_channel import ControlChannel
 from primus.launch.nodes.message_stream import MessageStream
 from primus.launch.supervision.heartbeats import RankHeartbeat
@@ -52,6 +54,22 @@ def test_a_window_counts_each_step_once_and_starts_empty() -> None:
         window.observe_heartbeats({0: beat(step, compute_time_s=time), 1: beat(step)})
     assert [(each.rank, each.compute_time_s) for each in window.take_samples()] == [(0, 2.0)]
     assert window.take_samples() == ()
+
+
+@pytest.mark.parametrize(("slow_steps", "is_found"), [(STRAGGLER_WINDOWS - 1, False), (STRAGGLER_WINDOWS, True)])
+def test_of_steps_that_last_longer_than_a_window_each_counts_once(slow_steps: int, is_found: bool) -> None:
+    events: list[str] = []
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(theirs), contextlib.closing(ControlChannel({1: MessageStream(ours)}, {1: "b"})) as channel:
+        monitor = StragglerMonitor(
+            channel, 0.0, is_head=True, say=events.append, record=lambda kind, **fields: events.append(kind)
+        )
+        for second in range(1, 300):
+            step = second // 30  # the time of a step is reported when it has ended
+            times_s = (20.0, 20.0, 30.0 if 2 <= step < 2 + slow_steps else 20.0)
+            beats = {rank: beat(step, compute_time_s=time_s) for rank, time_s in enumerate(times_s)}
+            monitor.observe_heartbeats(float(second), beats if step else {})
+    assert ("straggler" in events) is is_found
 
 
 def test_node_0_compares_its_ranks_with_those_of_other_nodes_at_the_end_of_each_window() -> None:

@@ -18,7 +18,8 @@ from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.supervision.heartbeats import RankHeartbeat
 
 WINDOW_S = 10.0
-"""Time over which the ranks' steps are compared: several steps of most trainings."""
+"""Time over which the ranks' steps are compared: several steps of most trainings. Where a step takes longer, a window
+lasts until one ends: otherwise one slow step would fill several windows."""
 STRAGGLER_RATIO = 1.15
 """A rank that computes longer than this many times the median of all ranks is slow."""
 STRAGGLER_WINDOWS = 3
@@ -75,14 +76,14 @@ class StragglerMonitor:
         self._window.observe_heartbeats(heartbeats)
         # The windows of nodes begin and end at different times: node 0 compares at the end of its window, with the last
         # window of each other node that has arrived by then.
-        if now - self._window_at <= WINDOW_S:
+        if now - self._window_at <= WINDOW_S or not self._window.has_steps:
             return
         self._window_at = now
         samples = self._window.take_samples()
         if self._is_head:
             self.take_samples(samples)
             self._compare_ranks()
-        elif samples:
+        else:
             self._channel.send_message(ControlMessage(kind="times", body=samples))
 
     def take_samples(self, samples: Iterable[ComputeTimeSample]) -> None:
@@ -110,10 +111,19 @@ class ComputeTimeWindow:
         self._times: dict[int, dict[int, float]] = {}
         """By rank and step: a heartbeat may be read several times in one step."""
         self._heartbeats: dict[int, RankHeartbeat] = {}
+        self._ended: dict[int, int] = {}
+        """Last step of each rank in earlier windows."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended in this window."""
+        return bool(self._times)
 
     def observe_heartbeats(self, heartbeats: Mapping[int, RankHeartbeat]) -> None:
+        """Note the last step of each rank."""
         for rank, heartbeat in heartbeats.items():
-            if heartbeat.phase == "train" and heartbeat.compute_time_s is not None:
+            is_new = self._ended.get(rank) != heartbeat.step
+            if is_new and heartbeat.phase == "train" and heartbeat.compute_time_s is not None:
                 self._times.setdefault(rank, {})[heartbeat.step] = heartbeat.compute_time_s
                 self._heartbeats[rank] = heartbeat
 
@@ -128,6 +138,7 @@ class ComputeTimeWindow:
             )
             for rank, times in sorted(self._times.items())
         )
+        self._ended |= {rank: self._heartbeats[rank].step for rank in self._times}
         self._times = {}
         return samples
 
