@@ -13,14 +13,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from primus import registry
-from primus.cli import stray_arguments
-from primus.config import flags
+from primus.cli import dispatch
 from primus.config.overrides import is_known
 from primus.errors import UsageError
 from primus.launch.command import is_runtime, parse_command, parse_segment_options
@@ -182,8 +180,6 @@ def test_every_command_of_every_page_has_valid_options() -> None:
                 parse_segment_options(segment)
             if request.task:
                 task = registry.load_plug_in(TASKS, request.task)
-                check = partial(stray_arguments.check, task=task, request=request)
-                chosen = task.choose_options(request.words)
-                flags.parse_options(chosen, request.words, request.task, extra=task.OVERRIDES, check_extra=check)
+                dispatch.parse_task_words(task, request, request.words)
         except UsageError as error:
             pytest.fail(f"{page.name}: ./primus-cli {shlex.join(words)}\n{error}")

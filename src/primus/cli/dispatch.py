@@ -96,8 +96,7 @@ def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
 def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
     request, given = command.request, command.options
     task, innermost = registry.load_plug_in(TASKS, request.task), request.runtimes[-1]
-    parse_task_words = partial(_parse_task_words, task, request)
-    options, overrides = parse_task_words(request.words)
+    options, overrides = parse_task_words(task, request, request.words)
     machine = cache(partial(_open_machine, environ, given.dry_run))
     facts = cache(lambda master: machine().read_facts(master))
     task_context = TaskContext(
@@ -143,14 +142,14 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         words=words,
         task=task,
         options=options,
-        parse_task_words=parse_task_words,
+        parse_task_words=partial(parse_task_words, task, request),
         job=job,
         task_context=task_context,
         plan_context=plan_context,
     )
 
 
-def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+def parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
     """The options of a task, and the words that override keys of its experiment."""
 
     def check_extra(extra: list[str]) -> None:
