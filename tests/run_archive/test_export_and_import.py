@@ -114,7 +114,9 @@ def test_the_sources_of_an_archive_are_a_working_primus(archive: Path, tmp_path:
     (top,) = tmp_path.iterdir()
     if not (top / "checkout").is_dir():
         pytest.skip("this package is not in a git checkout")
-    done = cli.run(*("direct", "--", "runs", "import", str(top)), cwd=tmp_path, PYTHONPATH=str(top / "checkout/src"))
+    variables = {"PYTHONPATH": str(top / "checkout/src"), "PYTHONDONTWRITEBYTECODE": ""}
+    done = cli.run("direct", "--", "runs", "import", str(top), cwd=tmp_path, **variables)
+    assert any(top.rglob("__pycache__"))
     assert done.returncode == 0, done.stderr
     assert (find_run(tmp_path) / "events.jsonl").is_file()
     assert not (find_run(tmp_path) / "archive/checkout").exists()

@@ -254,6 +254,7 @@ def _read_folder(folder: Path, manifest: ArchiveManifest) -> Iterator[Member]:
     """The files of an unpacked archive."""
     expected = {entry.name: entry for entry in manifest.files}
     for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]  # written when the unpacked sources run
         for path in (Path(place, name) for name in sorted([*folders, *names])):
             name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
             if stat.S_ISDIR(mode) or name == MANIFEST:
