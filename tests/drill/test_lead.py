@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from primus.drill.lead import choose_save_interval
+from primus.drill.fault_kinds import KINDS
+from primus.drill.lead import LONG_HANG_S, choose_hang_timeout_s, choose_save_interval
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,8 @@ def test_faults_come_after_fewer_steps_if_more_of_them_fit_so(remaining_s: float
 
 def test_a_drill_without_faults_keeps_the_interval() -> None:
     assert choose_save_interval(lambda steps: [], 8, 0.0) == 8
+
+
+def test_slowed_steps_and_those_of_the_undisturbed_run_are_no_hang() -> None:
+    assert choose_hang_timeout_s(15.0, KINDS["hang"]) == choose_hang_timeout_s(15.0, None) == 15.0
+    assert choose_hang_timeout_s(15.0, KINDS["slow-rank"]) == choose_hang_timeout_s(None, None) == LONG_HANG_S

@@ -42,6 +42,8 @@ MOST_REFERENCE_SHARE = 0.3
 """Share of the time of a drill that the undisturbed run may take."""
 LEAST_HANG_S = 10.0
 """Shortest hang timeout of a drill: the detector looks once a second, and steps vary."""
+LONG_HANG_S = 600.0
+"""Hang timeout where the length of steps is not known, or a rank is slowed."""
 HANG_FACTOR = 5.0
 """Hang timeout in the longest steps of the undisturbed run."""
 RESTART_DELAY_S = 1.0
@@ -222,14 +224,13 @@ class DrillHead:
         target: int = 0,
     ) -> dict[int, NodeDrillReport]:
         """Have all nodes launch the job, and wait for its end; gives their reports."""
-        # The first steps are of unknown length, and slowed ones are no hang.
-        is_short = self._reference is not None and (kind is None or kind.name != "slow-rank")
+        measured_s = self._hang_timeout_s if self._reference else None
         order = LaunchOrder(
             time=time.time(),
             place=str(self._folder / name),
             options=(
                 *("--max-restarts", "1", "--restart-delay", str(RESTART_DELAY_S)),
-                *("--hang-timeout", f"{self._hang_timeout_s:.0f}" if is_short else "600"),
+                *("--hang-timeout", f"{choose_hang_timeout_s(measured_s, kind):.0f}"),
             ),
             words=self._list_settings(name),
             limit_s=limit_s,
@@ -380,6 +381,12 @@ def choose_save_interval(estimate: Callable[[int], Sequence[float]], longest: in
         if sum(expected_s) + (SAFETY - 1) * max(expected_s, default=0.0) <= remaining_s:
             return interval
     return LEAST_SAVE_INTERVAL
+
+
+def choose_hang_timeout_s(measured_s: float | None, kind: FaultKind | None) -> float:
+    """Hang timeout of a launch, in s: what the undisturbed run gave (None in that run), or one for slowed steps."""
+    is_slowed = kind is not None and kind.name == "slow-rank"
+    return LONG_HANG_S if measured_s is None or is_slowed else measured_s
 
 
 def number_of_starts(found: Sequence[Event]) -> int:

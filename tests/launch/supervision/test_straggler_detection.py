@@ -48,6 +48,12 @@ def test_a_single_rank_is_never_a_straggler() -> None:
     assert not any(stragglers.compare_samples(samples(9)) for _ in range(2 * STRAGGLER_WINDOWS))
 
 
+def test_of_two_ranks_the_slower_one_is_a_straggler() -> None:
+    stragglers = StragglerDetector()
+    found = [stragglers.compare_samples(samples(1, 2)) for _ in range(STRAGGLER_WINDOWS)]
+    assert [finding.rank for finding in found[-1]] == [1]
+
+
 def test_a_window_counts_each_step_once_and_starts_empty() -> None:
     window = ComputeTimeWindow()
     for step, time in [(1, 1.0), (1, 1.0), (2, 3.0), (3, 2.0)]:
@@ -64,12 +70,18 @@ def test_of_steps_that_last_longer_than_a_window_each_counts_once(slow_steps: in
         monitor = StragglerMonitor(
             channel, 0.0, is_head=True, say=events.append, record=lambda kind, **fields: events.append(kind)
         )
-        for second in range(1, 300):
+        for second in range(1, 400):
             step = second // 30  # the time of a step is reported when it has ended
             times_s = (20.0, 20.0, 30.0 if 2 <= step < 2 + slow_steps else 20.0)
             beats = {rank: beat(step, compute_time_s=time_s) for rank, time_s in enumerate(times_s)}
             monitor.observe_heartbeats(float(second), beats if step else {})
-    assert ("straggler" in events) is is_found
+    said = [
+        "straggler",
+        "straggler: rank 2 (local rank 0 on a) computes 1.50 times as long as the median rank",
+        "straggler_over",
+        "straggler recovered: rank 2 (local rank 0 on a) computes as fast as the other ranks again",
+    ]
+    assert events == (said if is_found else [])
 
 
 def test_node_0_compares_its_ranks_with_those_of_other_nodes_at_the_end_of_each_window() -> None:
