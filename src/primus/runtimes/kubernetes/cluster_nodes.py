@@ -11,7 +11,7 @@ from primus.launch.jobs import job_states, submissions
 from primus.runtime import ClusterNode, NodeJob
 from primus.runtimes.kubernetes import commands, status
 from primus.runtimes.kubernetes.commands import load_target
-from primus.runtimes.kubernetes.options import parse
+from primus.runtimes.kubernetes.options import parse, remove_options
 from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeView, Place
 
 KEPT_S = 3600
@@ -68,21 +68,9 @@ def select_node(words: Sequence[str], job: NodeJob) -> tuple[str, ...]:
         ours["--ttl"] = str(KEPT_S)
     for name in ("--name", "--nodelist"):
         given.discard(name)  # of the node, whatever was typed
-    kept = _remove_options(words, ("--name", "--nodelist"))
+    kept = remove_options(words, ("--name", "--nodelist"))
     kept = kept if options.command else ("create", *kept)
     return (*kept, *(word for name, value in ours.items() if name not in given for word in (name, value)))
-
-
-def _remove_options(words: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name not in names:
-            kept.append(word)
-        elif not equals:
-            next(rest, None)
-    return tuple(kept)
 
 
 def collect_output(words: Sequence[str], job: NodeJob, environ: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
@@ -208,15 +208,20 @@ def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     task = ["train", "pretrain", "--config", options.exp]
     task += ["--data_path", options.data_path] if options.data_path is not None else []
     task += ["--framework", options.backend] if options.backend is not None else []
+    return remove_options(words, TASK_OPTIONS), tuple(task)
+
+
+def remove_options(words: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """The words without the options of these names and their values."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
-        flag, equals, _ = word.partition("=")
-        if flag not in TASK_OPTIONS:
+        name, equals, _ = word.partition("=")
+        if name not in names:
             kept.append(word)
         elif not equals:
             next(rest, None)
-    return tuple(kept), tuple(task)
+    return tuple(kept)
 
 
 def _remove_word(words: Sequence[str], word: str) -> tuple[str, ...]:
