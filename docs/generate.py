@@ -72,9 +72,9 @@ that one token uses, including both vocabulary matrices (publishers often leave 
 those of one token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows
 ignored).
 
-`framework: native` trains the dense Llama and Qwen models. It rejects the others: mixture of experts (MoE), latent
-attention (MLA), state-space and linear attention, and Gemma; their presets load and are counted. Names ending in `-fp8`
-set `fp8: e4m3`.
+`framework: native` trains the dense Llama and Qwen models, Mixtral and the mixtures of experts (MoE) of Qwen3. It
+rejects the others: latent attention (MLA), gpt-oss, Llama 4, state-space and linear attention, and Gemma; their presets
+load and are counted. Names ending in `-fp8` set `fp8: e4m3`.
 
 {table}
 
@@ -86,7 +86,7 @@ sequence that the model was made for. Shapes follow the `config.json` of the mod
 | message | what to do |
 | --- | --- |
 | `no model 'NAME'` | Use the suggested name, or put `NAME.yaml` into `models/` of a folder in `$PRIMUS_PLUGINS` |
-| `native does not support ...` | Choose a dense Llama or Qwen model, or another framework |
+| `native does not support ...` | Choose a model that native trains (above the table), or another framework |
 """
 
 SEQUENCE = 4096

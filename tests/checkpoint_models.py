@@ -53,6 +53,8 @@ SPARSE: dict[str, dict[str, Any]] = {
         "add_bias_linear": True,
     },
 }
+NATIVE = {**DENSE, **{name: SPARSE[name] for name in ("mixtral", "qwen3_moe", "deepseek_moe", "glm4_moe")}}
+"""Those that native trains."""
 
 
 def make_spec(**changes: Any) -> ModelSpec:

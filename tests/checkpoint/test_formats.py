@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
+from checkpoint_models import DENSE, NATIVE, SPARSE, draw_hub_tensors, make_spec
 from primus.checkpoint import output
 from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats import adapter
@@ -55,7 +55,7 @@ def assert_equal(weights: WeightReader, tensors: dict[str, torch.Tensor]) -> Non
     [
         *((name, "huggingface", "torch_dist") for name in SPECS if name not in WITHOUT_CONFIG),
         *((name, to, "torch_dist") for name in SPECS for to in ("torchtitan", "megatron")),
-        *((name, "native", "torch_dist") for name in DENSE),
+        *((name, "native", "torch_dist") for name in NATIVE),
         *((name, "megatron", "torch") for name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2 lite")),
     ],
 )

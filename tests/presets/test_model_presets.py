@@ -33,7 +33,7 @@ def test_a_preset_is_a_model_that_can_be_built(name: str) -> None:
 def test_the_first_line_states_the_parameters_that_the_shape_has(name: str) -> None:
     count = count_parameters(load_model(name))
     line = registry.read_summary("models", name)
-    stated = re.match(r"[^:]+: (?P<total>[\d.]+[KMB])( \((?P<active>[\d.]+B) active\))? parameters; ", line)
+    stated = re.match(r"[^:]+: (?P<total>[\d.]+[KMB])( \((?P<active>[\d.]+[MB]) active\))? parameters; ", line)
     assert stated, line
     assert stated["total"] == short(count.total_parameters)
     assert stated["active"] == (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import choose_family, list_hub_shapes, list_rules, read_engine_rules
-from primus.checkpoint.initial_values import draw_initial_value
+from primus.checkpoint.initial_values import STACK_DIMENSIONS, draw_initial_value
 from primus.checkpoint.renaming import HubNames, compute_engine_shapes
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
@@ -25,17 +25,19 @@ class DrawnWeights:
         return {name: TensorInfo(shape, torch.float32) for name, shape in self._shapes.items()}
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
+        start, stop = get_bounds(rows, self._shapes[name][0])
+        if len(self._shapes[name]) == STACK_DIMENSIONS and stop - start == 1:
+            return draw_initial_value(f"{name}[{start}]", self._shapes[name][1:], self._spec, self._seed).unsqueeze(0)
         # One draw serves query, key and value, which are parts of one tensor of native.
         if self._last is None or self._last[0] != name:
             self._last = name, draw_initial_value(name, self._shapes[name], self._spec, self._seed)
-        start, stop = get_bounds(rows, self._shapes[name][0])
         return self._last[1][start:stop]
 
 
 class InitialWeights:
     """The initial weights of a model in hub names: those that native starts from.
 
-    Weights of models that native cannot hold (mixture of experts, latent attention) are drawn by their hub names.
+    Weights of models that native cannot hold are drawn by their hub names.
 
     Args:
         spec: The model.

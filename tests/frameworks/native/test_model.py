@@ -174,7 +174,7 @@ def test_llama3_rope_keeps_short_wavelengths_and_stretches_long_ones() -> None:
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("num_experts", {"num_experts": 8}),
+        ("moe_shared_expert_gate", {"num_experts": 8, "moe_shared_expert_gate": True}),
         ("multi_latent_attention", {"multi_latent_attention": True}),
         ("mtp_num_layers", {"mtp_num_layers": 1}),
         ("window_size", {"window_size": 128}),

@@ -390,7 +390,6 @@ def experiment(tmp_path: Path, **settings: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("num_experts", 8),
         ("multi_latent_attention", True),
         ("mtp_num_layers", 1),
         ("window_size", 128),

@@ -10,13 +10,16 @@ from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
+from primus.frameworks.native.router_settings import RouterSettings
 from primus.models import model_checks
 from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
 ADAPTER_KEYS = tuple(AdapterSettings.__struct_fields__)
-"""Keys under `overrides:` besides those of the schema."""
+"""Keys of adapters under `overrides:`, which are not of the schema."""
+ROUTER_KEYS = tuple(RouterSettings.__struct_fields__)
+"""Those of routers."""
 
 
 def check(experiment: Experiment) -> None:
@@ -30,11 +33,12 @@ def check(experiment: Experiment) -> None:
     _check_rewinds(trainer)
     check_session(trainer, "native")
     if trainer.backend_args:
+        _check_routers(trainer)
         _check_adapters(trainer)
 
 
 def check_model(spec: ModelSpec) -> None:
-    """Accept a model that native supports: dense, with grouped-query attention.
+    """Accept a model that native supports.
 
     Raises:
         UsageError: The shape is impossible, or has something that native does not support; names the field.
@@ -50,9 +54,27 @@ def _check_rewinds(trainer: Trainer) -> None:
             raise UsageError(f"{policy}: rewind needs checkpoints, and save_interval is not set", "set save_interval")
 
 
+def read_router_settings(trainer: Trainer) -> RouterSettings:
+    """The settings of routers.
+
+    Raises:
+        UsageError: A value is not valid; names the key.
+    """
+    return read_settings(trainer.backend_args, RouterSettings, "docs/training.md")
+
+
+def _check_routers(trainer: Trainer) -> None:
+    """Check the settings of routers; a dense model has none."""
+    read_router_settings(trainer)
+    named = [key for key in ROUTER_KEYS if trainer.backend_args.get(key) is not None]
+    if named and trainer.model.num_experts is None:
+        raise UsageError(f"{named[0]}: a dense model has no experts", "set num_experts, or remove it")
+
+
 def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
-    others = {key: value for key, value in trainer.backend_args.items() if key not in ADAPTER_KEYS}
+    known = (*ADAPTER_KEYS, *ROUTER_KEYS)
+    others = {key: value for key, value in trainer.backend_args.items() if key not in known}
     check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
     settings = read_settings(trainer.backend_args, AdapterSettings)
     if settings.peft == "none":

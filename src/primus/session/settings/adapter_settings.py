@@ -30,11 +30,11 @@ class AdapterSettings(Struct, frozen=True, kw_only=True):
     """Matrices that get adapters; patterns with * choose layers."""
 
 
-S = TypeVar("S", bound=AdapterSettings)
+S = TypeVar("S", bound=Struct)
 
 
-def read_settings(backend_args: Mapping[str, Any], kind: type[S]) -> S:
-    """The settings of `kind` in `backend_args`; others there are the engine's.
+def read_settings(backend_args: Mapping[str, Any], kind: type[S], page: str = "docs/posttrain.md") -> S:
+    """The settings of `kind` in `backend_args`; others there are the engine's. `page` documents them.
 
     Raises:
         UsageError: A value is not valid; names the key.
@@ -46,7 +46,7 @@ def read_settings(backend_args: Mapping[str, Any], kind: type[S]) -> S:
             msgspec.convert({key: value}, kind)
         except msgspec.ValidationError as error:
             reason = str(error).partition(" - at ")[0]
-            raise UsageError(f"{key}: {value}: {reason}", "docs/posttrain.md lists the settings") from None
+            raise UsageError(f"{key}: {value}: {reason}", f"{page} lists the settings") from None
     return msgspec.convert(own, kind)
 
 

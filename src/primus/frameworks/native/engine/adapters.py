@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config, name_parts
 from primus.errors import UsageError
-from primus.frameworks.native.engine.model import ADAPTER, Linear, Transformer, fill_weight
+from primus.frameworks.native.engine.layers import Linear
+from primus.frameworks.native.engine.model import ADAPTER, Transformer, fill_weight
 from primus.session.settings.adapter_settings import AdapterSettings
 
 MATRICES = {

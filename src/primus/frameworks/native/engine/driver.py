@@ -25,6 +25,7 @@ from primus.frameworks.native.engine.model import (
     initialize_weights,
     load_weights,
 )
+from primus.frameworks.native.engine.moe import apply_router_settings
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.samples import TextSampler
 from primus.frameworks.native.engine.settings_in_force import read_settings
@@ -37,6 +38,7 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
+from primus.frameworks.native.support import read_router_settings
 from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
@@ -188,6 +190,7 @@ class NativeEngine(Engine):
         training = trainer.training
         built = build_model(trainer.model, "meta", training.seed, dtype)
         built.configure(training)
+        apply_router_settings(built, read_router_settings(trainer))
         built.documents = build_document_handling(trainer.data, session.data.eod_id)
         settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
         if settings.peft != "none":

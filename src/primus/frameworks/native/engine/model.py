@@ -1,4 +1,4 @@
-"""The decoder-only transformer that `native` trains: Llama, Qwen2.5 and Qwen3 shapes.
+"""The decoder-only transformer that `native` trains.
 
 Shape suffixes: B batch, S sequence, D model width, H query heads, K key/value heads, C channels of one head,
 F feed-forward width, V vocabulary.
@@ -7,10 +7,10 @@ F feed-forward width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -18,10 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from primus.checkpoint.initial_values import draw_initial_value
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.data.training.masks import DocumentHandling
-from primus.frameworks.native.engine import documents, ops, rope
-from primus.frameworks.native.engine.loss import cross_entropy
+from primus.frameworks.native.engine import documents, moe, ops, rope
+from primus.frameworks.native.engine.layers import Linear, RMSNorm
+from primus.frameworks.native.engine.loss import count_targets, cross_entropy
+from primus.frameworks.native.engine.moe import MixtureOfExperts
 from primus.frameworks.native.support import check_model
-from primus.models.counts import head_dim, num_query_groups
+from primus.models.counts import LayerKind, head_dim, list_layers, num_query_groups
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
@@ -61,6 +63,7 @@ def initialize_weights(model: Transformer, seed: int) -> None:
 def fill_frequencies(model: Transformer) -> None:
     """Fill the rotary frequencies, which a model that was on the meta device lacks, and no checkpoint holds."""
     model.frequencies.copy_(rope.compute_frequencies(model.spec, head_dim(model.spec)))
+    moe.fill_buffers(model)
 
 
 def load_weights(model: Transformer, weights: WeightReader) -> None:
@@ -78,9 +81,10 @@ def load_weights(model: Transformer, weights: WeightReader) -> None:
             fill_weight(weight, named.read(name))
 
 
-def iterate_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The weights of the model itself, without those of adapters."""
-    return ((name, weight) for name, weight in model.named_parameters() if ADAPTER not in name)
+def iterate_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the model itself, without those of adapters, and the biases that balance experts."""
+    named = chain(model.named_parameters(), moe.iterate_balance_biases(model))
+    return ((name, weight) for name, weight in named if ADAPTER not in name)
 
 
 class Transformer(nn.Module):
@@ -102,7 +106,7 @@ class Transformer(nn.Module):
         self.documents: DocumentHandling | None = None
         self.adapters: AdapterSettings | None = None
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(TransformerLayer(spec) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(TransformerLayer(spec, kind) for kind in list_layers(spec))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         tied = not spec.untie_embeddings_and_output_weights
         self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
@@ -135,15 +139,22 @@ class Transformer(nn.Module):
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
+        loss_weight = self._compute_loss_weight(targets_BS, scale)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
-                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, use_reentrant=False)
+                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, loss_weight, use_reentrant=False)
             else:
-                hidden_BSD = layer(hidden_BSD, rotation, mask)
+                hidden_BSD = layer(hidden_BSD, rotation, mask, loss_weight)
         hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None:
             return hidden_BSD
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
+
+    def _compute_loss_weight(self, targets_BS: Tensor | None, scale: Tensor | None) -> Tensor | None:
+        """Share of these targets in the mean loss, with which losses of routers count; None if there are none."""
+        if self.spec.num_experts is None or targets_BS is None or not torch.is_grad_enabled():
+            return None
+        return count_targets(targets_BS) * (1.0 if scale is None else scale)
 
     def _compute_rotation_and_mask(
         self, tokens_BS: Tensor, examples_BS: Tensor | None, dtype: torch.dtype
@@ -165,16 +176,29 @@ class Transformer(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and feed-forward, each on a normalized copy of the residual stream."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, kind: LayerKind) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         self.attention = Attention(spec)
         self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
-        self.feed_forward = FeedForward(spec)
+        self.feed_forward = _build_feed_forward(spec, kind)
 
-    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        loss_weight: Tensor | None = None,
+    ) -> Tensor:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation, mask)
-        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
+        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD), loss_weight)
+
+
+def _build_feed_forward(spec: ModelSpec, kind: LayerKind) -> nn.Module:
+    if not kind.moe:
+        return FeedForward(spec.hidden_size, spec.ffn_hidden_size)
+    width = spec.moe_shared_expert_intermediate_size
+    return MixtureOfExperts(spec, FeedForward(spec.hidden_size, width) if width else None)
 
 
 class Attention(nn.Module):
@@ -202,38 +226,13 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU; rows of `gate_up` are the gate, then the value that it gates."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
-        self.gate_up = Linear(spec.hidden_size, 2 * spec.ffn_hidden_size, bias=False)
-        self.down = Linear(spec.ffn_hidden_size, spec.hidden_size, bias=False)
+        self.gate_up = Linear(hidden_size, 2 * width, bias=False)
+        self.down = Linear(width, hidden_size, bias=False)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, _: Tensor | None = None) -> Tensor:
         return self.down(ops.swiglu(self.gate_up(x_BSD)))
-
-
-class Linear(nn.Linear):
-    """A projection in the dtype of its input, so that weights may be kept in float32; with an adapter, its sum too."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.adapter: nn.Module | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = F.linear(x, self.weight.to(x.dtype), bias)
-        return y if self.adapter is None else y + self.adapter(x)
-
-
-class RMSNorm(nn.Module):
-    """`ops.rms_norm` with a learned scale."""
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.epsilon)
 
 
 def fill_weight(weight: Tensor, value: Tensor) -> None:

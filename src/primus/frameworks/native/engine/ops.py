@@ -42,6 +42,20 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def derive_swiglu(grad: Tensor, gate_up: Tensor) -> Tensor:
+    """Gradient of `swiglu` with respect to its input."""
+    gate, up = gate_up.chunk(2, -1)
+    if not _is_eager_on_cpu(gate_up):
+        opened = torch.sigmoid(gate)
+        return torch.cat((grad * up * opened * (1 + gate * (1 - opened)), grad * gate * opened), -1)
+    grad_gate_up = torch.empty_like(gate_up)
+    grad_gate, grad_up = grad_gate_up.chunk(2, -1)
+    # Written into the halves of one tensor: the matrix product of the packed projection reads it whole.
+    torch.mul(grad, F.silu(gate), out=grad_up)
+    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+    return grad_gate_up
+
+
 def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
 
@@ -127,13 +141,7 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
-        grad_gate_up = torch.empty_like(gate_up)
-        grad_gate, grad_up = grad_gate_up.chunk(2, -1)
-        # Written into the halves of one tensor: the matrix product of the packed projection reads it whole.
-        torch.mul(grad, F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
-        return grad_gate_up
+        return derive_swiglu(grad, gate_up)
 
 
 class _Rotate(torch.autograd.Function):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
+
+from primus.frameworks.native.engine.moe import iterate_balance_biases
 
 WEIGHT = "model."
 """Prefix of a weight's name."""
@@ -16,8 +19,9 @@ STEPS = "optimizer.step"
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The trained weights by name, each once, in place: what is copied into them is in the model."""
-    return {WEIGHT + name: weight.detach() for name, weight in _iterate_trained(model)}
+    """Trained weights and biases of routers by name, each once, in place: what is copied into them is in the model."""
+    named = chain(_iterate_trained(model), iterate_balance_biases(model))
+    return {WEIGHT + name: weight.detach() for name, weight in named}
 
 
 def collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
 from primus.frameworks.native.engine.loss import count_targets
 from primus.frameworks.native.engine.memory import keep_freed_memory
 from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.moe import Router, list_balanced_routers, update_balance_biases
 from primus.frameworks.native.engine.spikes import LossWindow
 from primus.session.timing.compute_timer import ComputeTimer
 
@@ -44,6 +45,8 @@ class Trainable:
     """Finds the steps whose loss is a spike; None if spikes are steps like others."""
     timer: ComputeTimer | None = None
     """Measures the passes."""
+    balanced_routers: Sequence[Router] = ()
+    """Routers whose biases change after each step."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def prepare_model(
     else:
         model.to(device)
     loss = torch.compile(model) if compile and world == 1 else model
-    return Trainable(model, loss, device, world)
+    return Trainable(model, loss, device, world, balanced_routers=list_balanced_routers(model))
 
 
 def train_step(
@@ -141,6 +144,7 @@ def train_step(
     if trainable.window is not None:
         skipped = torch.where(skipped == 0, SPIKE * trainable.window.add_loss(loss.float()), skipped)
     _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
+    update_balance_biases(trainable.balanced_routers, skipped != 0, trainable.world)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
 
