@@ -51,6 +51,41 @@ def test_errors_before_the_end_of_a_successful_training_are_harmless(tmp_path: P
     assert diagnose_logs([tmp_path / "a.log"]).reason == ""
 
 
+CALM_LINES = [
+    '{"time":"2025-12-01T18:05:37+08:00","level":"INFO","msg":"api: retrying error","error":"Post: unexpected EOF"}',
+    'time="2025-12-01T18:05:37Z" level=info msg="OSError: [Errno 28] No space left on device"',
+    "[2025-12-06 15:32:18,446][cache][INFO] - OSError: [Errno 28] No space left on device",
+    "2025-12-06 15:32:18,446 - cache - DEBUG - torch.OutOfMemoryError: CUDA out of memory.",
+    "I1206 15:32:18.446 7 cache.cc:12] open: No space left on device",
+]
+
+
+@pytest.mark.parametrize("line", CALM_LINES)
+def test_a_line_whose_level_is_below_a_warning_is_no_cause(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.log").write_text(f"loading\n{line}\n")
+    assert diagnose_logs([tmp_path / "a.log"]).causes == ()
+
+
+def test_the_level_of_a_line_does_not_hide_the_end_of_a_process_or_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(
+        'time="2024-02-21T09:32:29Z" level=info msg="Pod: ns.job-worker-0 exited with code 1"\n'
+    )
+    assert diagnose_logs([tmp_path / "a.log"]).reason
+    (tmp_path / "a.log").write_text("".join(f"2024-02-21 - INFO - step {step} loss: nan\n" for step in range(3)))
+    found = diagnose_logs([tmp_path / "a.log"])
+    assert found.cause and found.cause.signature == "not-finite"
+
+
+@pytest.mark.parametrize("level", ["WARNING", "ERROR"])
+@pytest.mark.parametrize("num_later", [0, 1, 2, 9])
+def test_a_warning_that_other_lines_follow_is_no_cause(tmp_path: Path, level: str, num_later: int) -> None:
+    later = [f"[2025-12-06 15:32:2{number}][checkpoint][INFO] - saved part {number}" for number in range(num_later)]
+    line = f"[2025-12-06 15:32:18][http][{level}] - cannot open x: No space left on device"
+    (tmp_path / "a.log").write_text("\n".join(["loading", line, *later]) + "\n")
+    limit = 1 if level == "WARNING" else 7
+    assert bool(diagnose_logs([tmp_path / "a.log"]).reason) == (num_later <= limit)
+
+
 def test_a_retry_is_not_a_failure_before_the_last_one(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("connect to 10.0.0.1: Connection refused, attempt 1 of 30\nconnected\n")

@@ -115,8 +115,13 @@ def is_progress(text: bytes) -> bool:
     return any(done in text for done in _DONE_TEXTS) or _is_step_report(text.translate(None, DIGITS))
 
 
+def shows_not_finite(text: bytes) -> bool:
+    """Whether the line reports a loss or the norm of a gradient that is not a number."""
+    return _NOT_FINITE.search(text) is not None
+
+
 def _is_step_report(shape: bytes) -> bool:
-    return not any(each.search(shape) for each in (_RAISED, _NOT_FINITE)) and _PROGRESS.search(shape) is not None
+    return not _RAISED.search(shape) and not shows_not_finite(shape) and _PROGRESS.search(shape) is not None
 
 
 def find_meaningful_shapes(unknown: list[bytes], index: PatternIndex) -> Iterator[tuple[bytes, LineShape]]:

@@ -80,6 +80,11 @@ _WARNING = re.compile(
 )
 """Levels of glog, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
 _INFO = re.compile(r"\bNCCL INFO\b|\bUCX +(?:INFO|DIAG|DEBUG|TRACE)\b")
+_LOW_LEVEL = re.compile(
+    r'^I\d{4} \d\d:|"level": ?"(?:INFO|DEBUG|info|debug)"|\blevel=(?:info|debug)\b'
+    r"|\[(?:INFO|DEBUG) *\]|\b(?:INFO|DEBUG)\b(?: ?[:|]| - )"
+)
+"""Levels below a warning: of glog, of lines in JSON, of Go's loggers and of logging."""
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
     r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
@@ -129,7 +134,13 @@ def find_local_rank(text: str) -> int | None:
 
 def is_warning(text: str) -> bool:
     """Whether the line's own level says that the program goes on. NCCL's `WARN` reports errors."""
-    return _WARNING.search(strip_rank_prefix(text)) is not None
+    body = strip_rank_prefix(text)
+    return _WARNING.search(body) is not None and not body.startswith("error: ")  # srun reports errors of its plugins so
+
+
+def has_low_level(text: str) -> bool:
+    """Whether the line's own level is below a warning: the program goes on."""
+    return _LOW_LEVEL.search(strip_rank_prefix(text)) is not None
 
 
 def is_info(text: str) -> bool:

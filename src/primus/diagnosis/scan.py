@@ -21,6 +21,7 @@ from primus.diagnosis.line_shapes import (
     find_meaningful_shapes,
     index_patterns,
     is_progress,
+    shows_not_finite,
 )
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
 from primus.diagnosis.python_exception import HANDLED, HANDLED_TEXTS, is_exception, is_handled
@@ -33,7 +34,9 @@ MOST_SHAPES = 100_000
 SOURCE_DISTANCE = 3
 """Lines between a frame of a traceback and its source, if several ranks write into one log."""
 LAST_LINES = 8
-"""A warning among the last ones may be what the program still tried."""
+"""An error among the last ones may be what ended the program."""
+WARNING_LINES = 2
+"""A warning and its source line: a program that writes more goes on."""
 SHORTEST_START = 12
 """Characters of a first line by which a new run is recognized."""
 ENDING_MESSAGES = 60
@@ -345,9 +348,10 @@ def _find_hits(
         if not found or _is_source(window, index, text):
             continue
         is_harmless = lines_of.is_info(text) or _is_harmless_exception(window, index, text)
+        is_calm = lines_of.has_low_level(text) and not shows_not_finite(raw)
         for signature, around in found.values():
-            if is_harmless and signature.role == "root":  # a program that goes on says what it lacks
-                continue
+            if signature.role == "root" and (is_harmless or (is_calm and not signature.shows_end)):
+                continue  # a program that goes on says what it lacks
             yield _build_hit(scan, window, index, signature, text, around, survived, ending)
 
 
@@ -410,7 +414,9 @@ def _build_hit(
     rank, local_rank = _find_ranks(window, index, text, log)
     report = _read_report(window.lines[max(0, index - FIELDS_ABOVE) : index + 1]) if is_block_field(text) else {}
     host = lines_of.find_host(text) or _get_reported_host(report) or log.host
-    is_last = index >= ending.index and not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
+    is_warning = lines_of.is_warning(text) or lines_of.is_info(text)
+    num_last = WARNING_LINES if is_warning and signature.role == "root" else LAST_LINES
+    is_last = index >= ending.index and not any(map(bytes.strip, window.lines[index + num_last :][:LAST_LINES]))
     still_retries = is_last and signature.role == "symptom"
     return SignatureHit(
         signature=signature,
@@ -422,7 +428,7 @@ def _build_hit(
         rank=rank if rank is not None else _parse_int(report.get("rank")),
         local_rank=local_rank,
         host=host or (_find_pod_above(window, index) if lines_of.is_pod_event(text) else None),
-        is_warning=lines_of.is_warning(text) or lines_of.is_info(text),
+        is_warning=is_warning,
         is_last=is_last and not lines_of.is_info(text),
         is_end=(log.is_kernel or ending.holds(index, text))
         and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
