@@ -19,7 +19,7 @@ _RANK = re.compile(
     r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
     r"(?: was killed| ended with| status failed | with PID | \(PID \d+\) exited| crashed with| on | of \d"
     r"|\)|\]| \| | \(local_rank)"
-    r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std'
+    r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std|^\s*Process name: \[\[\d+,\d+\],(\d+)\]'
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
@@ -76,7 +76,7 @@ _TIMESTAMPS = re.compile(_TIMESTAMP)
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
     r"|\bWARNING\b ?[:|-]|\b\w*Warning: |\bThis is a warning\b|^[Ww]arning: | - WARNING - "
-    r"|^wandb: (?:ERROR|WARNING|Network error)"
+    r"|^wandb: (?:ERROR|WARNING|Network error)|\bERROR +\S* ?:\d+ \[\w+\.py:\w+\(\):\d+\]"
 )
 """Levels of glog, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
 _INFO = re.compile(r"\bNCCL INFO\b|\bUCX +(?:INFO|DIAG|DEBUG|TRACE)\b")
