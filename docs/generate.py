@@ -72,9 +72,9 @@ that one token uses, including both vocabulary matrices (publishers often leave 
 those of one token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows
 ignored).
 
-`framework: native` trains the dense Llama and Qwen models, Mixtral and the mixtures of experts (MoE) of Qwen3. It
-rejects the others: latent attention (MLA), gpt-oss, Llama 4, state-space and linear attention, and Gemma; their presets
-load and are counted. Names ending in `-fp8` set `fp8: e4m3`.
+`framework: native` trains the dense Llama and Qwen models, Mixtral, the mixtures of experts (MoE) of Qwen3,
+DeepSeek V2 and V3, and Kimi K2. It rejects the others: gpt-oss, Llama 4, state-space and linear attention, and Gemma;
+their presets load and are counted. Names ending in `-fp8` set `fp8: e4m3`.
 
 {table}
 

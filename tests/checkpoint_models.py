@@ -53,7 +53,8 @@ SPARSE: dict[str, dict[str, Any]] = {
         "add_bias_linear": True,
     },
 }
-NATIVE = {**DENSE, **{name: SPARSE[name] for name in ("mixtral", "qwen3_moe", "deepseek_moe", "glm4_moe")}}
+_NATIVE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_moe", "glm4_moe", "deepseek_v2 lite")
+NATIVE = {**DENSE, **{name: SPARSE[name] for name in _NATIVE_EXPERTS}}
 """Those that native trains."""
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checkpoint_models import SPARSE, make_spec
+from checkpoint_models import LATENT, SPARSE, make_spec
 from engine_python import run_engine
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.family import list_hub_shapes, list_trained_shapes
@@ -24,9 +24,17 @@ pytestmark = [pytest.mark.engine("huggingface"), pytest.mark.slow]
 LARGEST = 1e-5
 """Difference of logits, and of gradients relative to the largest value of each: rounding of float32."""
 YARN = {"rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_position_embeddings": 8}
+# transformers' norms of latents have this epsilon, whatever config.json says.
+DEEPSEEK = {**LATENT, "num_query_groups": None, "kv_channels": None, "num_experts": 8, "norm_epsilon": 1e-6}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": SPARSE["mixtral"],
     "qwen3_moe": SPARSE["qwen3_moe"],
+    "deepseek_v2 lite": {**DEEPSEEK, **YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    "deepseek_v2": {**DEEPSEEK, "q_lora_rank": 14, "moe_router_num_groups": 4}
+    | {"moe_router_group_topk": 2, "moe_router_topk_scaling_factor": 16.0},
+    "deepseek_v3": {**DEEPSEEK, **YARN, "q_lora_rank": 14, "moe_router_enable_expert_bias": True}
+    | {"moe_router_score_function": "sigmoid", "moe_router_norm_topk_prob": True, "moe_router_num_groups": 4}
+    | {"moe_router_group_topk": 2, "moe_router_topk_scaling_factor": 2.5, "mscale_all_dim": 1.0},
 }
 REFERENCE = """
 import json, torch, transformers

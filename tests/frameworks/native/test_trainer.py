@@ -390,13 +390,11 @@ def experiment(tmp_path: Path, **settings: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("multi_latent_attention", True),
         ("mtp_num_layers", 1),
         ("window_size", 128),
         ("attention_sinks", True),
         ("activation_clamp", 7.0),
         ("add_bias_linear", True),
-        ("rope_type", "yarn"),
         ("tensor_model_parallel_size", 2),
         ("pipeline_model_parallel_size", 2),
         ("context_parallel_size", 2),

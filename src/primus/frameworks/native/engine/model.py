@@ -21,6 +21,7 @@ from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, moe, ops, rope
 from primus.frameworks.native.engine.layers import Linear, RMSNorm
 from primus.frameworks.native.engine.loss import count_targets, cross_entropy
+from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
 from primus.frameworks.native.support import check_model
 from primus.models.counts import LayerKind, head_dim, list_layers, num_query_groups
@@ -62,7 +63,7 @@ def initialize_weights(model: Transformer, seed: int) -> None:
 
 def fill_frequencies(model: Transformer) -> None:
     """Fill the rotary frequencies, which a model that was on the meta device lacks, and no checkpoint holds."""
-    model.frequencies.copy_(rope.compute_frequencies(model.spec, head_dim(model.spec)))
+    model.frequencies.copy_(rope.compute_frequencies(model.spec, rope.count_rotary_channels(model.spec)))
     moe.fill_buffers(model)
 
 
@@ -110,7 +111,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         tied = not spec.untie_embeddings_and_output_weights
         self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
-        self.register_buffer("frequencies", torch.empty(head_dim(spec) // 2), persistent=False)
+        self.register_buffer("frequencies", torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
     def configure(self, training: TrainingConfig) -> None:
         """Compute as an experiment asks for."""
@@ -160,7 +161,9 @@ class Transformer(nn.Module):
         self, tokens_BS: Tensor, examples_BS: Tensor | None, dtype: torch.dtype
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The rotation of each position, and the mask of the keys that each query sees; None for all earlier keys."""
-        cosine, sine = rope.compute_tables(self.frequencies, tokens_BS.shape[1], dtype)
+        cosine, sine = rope.compute_tables(
+            self.frequencies, tokens_BS.shape[1], dtype, rope.compute_table_scale(self.spec)
+        )
         reset_positions = reset_attention = examples_BS is not None
         if self.documents is not None:
             eod_id, reset_positions, reset_attention = self.documents
@@ -179,7 +182,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, spec: ModelSpec, kind: LayerKind) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
-        self.attention = Attention(spec)
+        self.attention = LatentAttention(spec) if spec.multi_latent_attention else Attention(spec)
         self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         self.feed_forward = _build_feed_forward(spec, kind)
 
