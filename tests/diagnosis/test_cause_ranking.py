@@ -317,3 +317,62 @@ def test_evidence_is_the_part_of_a_line_behind_a_progress_bar(tmp_path: Path) ->
     path = tmp_path / "console.log"
     path.write_bytes(f" 50%|#####     | 5/10\r 60%|######    | 6/10\r{DISK}\n".encode())
     assert [each.text for each in diagnose_logs([path]).causes[0].evidence] == [DISK]
+
+
+FULL = "cannot open ckpt/a.pt: No space left on device"
+ODD = ["Traceback (most recent call last):", '  File "my.py", line 3, in <module>', "    f()", "Odd: no words"]
+LATER = [f"loading part {number}" for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts"),
+    [
+        ([FULL, *LATER], False),
+        ([FULL, *LATER, *ODD], True),
+        ([*ODD, FULL, *LATER], True),
+        ([FULL, *LATER, "Exception ignored in: <function f>", *ODD], False),
+        ([FULL, *ODD, *(f"loading part {number}" for number in range(70))], False),
+        ([FULL, *ODD, *(folders.PROGRESS.format(step=step) for step in (4, 5, 6)), *LATER], False),
+    ],
+)
+def test_an_early_error_counts_where_a_traceback_shows_that_the_process_ended(
+    tmp_path: Path, lines: list[str], counts: bool
+) -> None:
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    causes = diagnose_logs([tmp_path / "a.log"]).causes
+    assert [(each.signature, each.survived) for each in causes if each.signature == "disk-full"] == [
+        ("disk-full", not counts)
+    ]
+
+
+WARNED = "W0110 12:00:00.000 7 cache.py:5] cannot open cache/x: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("other", "survived"),
+    [
+        (MEMORY, True),  # the cause, and the end of a process
+        ("KeyboardInterrupt", True),
+        ("out of memory: Tried to allocate 2.00 GiB", False),
+        ("RuntimeError: Connection closed by peer [127.0.0.1]:46806", False),  # a consequence
+        ("W0110 12:00:01.000 7 gpu.py:5] torch.OutOfMemoryError: CUDA out of memory.", False),
+    ],
+)
+def test_a_warning_is_no_cause_where_another_line_shows_one_that_ended_a_process(
+    tmp_path: Path, other: str, survived: bool
+) -> None:
+    (tmp_path / "a.log").write_text(f"{WARNED}\n{other}\n{TORCHRUN}")
+    causes = diagnose_logs([tmp_path / "a.log"]).causes
+    assert [each.survived for each in causes if each.signature == "disk-full"] == [survived]
+
+
+def test_an_abort_follows_a_connection_that_failed_but_not_one_that_training_survived(tmp_path: Path) -> None:
+    refused = "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 29500)."
+    abort = "Fatal Python error: Aborted"
+    steps = [folders.PROGRESS.format(step=step) for step in (4, 5, 6)]
+    (tmp_path / "a.log").write_text("\n".join([refused, abort]) + "\n")
+    roles = {each.signature: each.role for each in diagnose_logs([tmp_path / "a.log"]).causes}
+    assert roles["aborted"] == "cascade"
+    (tmp_path / "a.log").write_text("\n".join([refused, *steps, abort]) + "\n")
+    cause = diagnose_logs([tmp_path / "a.log"]).cause
+    assert cause is not None and cause.signature == "aborted"

@@ -148,3 +148,34 @@ def test_of_two_equal_roots_the_first_in_the_log_is_the_cause(tmp_path: Path) ->
     assert [cause.signature for cause in found.causes] == ["host-out-of-memory", "disk-full"]
     (tmp_path / "a.log").write_text(f"{second}\n{first}\n")
     assert diagnose_logs([tmp_path / "a.log"]).causes[0].signature == "disk-full"
+
+
+HANDLED = "Exception in callback f()"
+FIRST = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    f()", "ValueError: odd"]
+CHAINED = ["", "During handling of the above exception, another exception occurred:", ""]
+SECOND = ["Traceback (most recent call last):", '  File "a.py", line 9, in g', "    g()", "KeyError: 'b'"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "headline"),
+    [
+        ([HANDLED, *FIRST], None),
+        ([HANDLED, *FIRST, *CHAINED, *SECOND], None),  # one chain, which ends below the line that tells
+        ([HANDLED, *FIRST, *SECOND], "KeyError: 'b'"),  # two
+        ([HANDLED, "loading", *FIRST, *CHAINED, *SECOND], "KeyError: 'b'"),
+        ([HANDLED, *FIRST[1:]], None),  # the log lost the head
+        ([*FIRST, HANDLED, *SECOND], "ValueError: odd"),
+        ([f"[rank1]: {HANDLED}", *(f"[rank2]: {line}" for line in FIRST)], "ValueError: odd"),
+        (
+            [f"[rank1]: {line}" for line in (HANDLED, *FIRST[:1])]
+            + ["[rank2]: x"]
+            + [f"[rank1]: {line}" for line in FIRST[1:]],
+            None,
+        ),
+    ],
+)
+def test_an_exception_is_handled_if_the_line_before_its_chain_of_tracebacks_tells(
+    lines: list[str], headline: str | None
+) -> None:
+    found = find_last_exception(lines)
+    assert (found.format_headline() if found else None) == headline
