@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the part of the Hugging Face hub's protocol that reading datasets needs."""
+"""A server on this machine that speaks the part of the Hugging Face hub's protocol that reading its files needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVERTED = "refs/convert/parquet"
 
 @dataclass
 class Repo:
-    """A dataset: files of each branch and the header of its README."""
+    """A dataset or model: files of each branch and the header of its README."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     converted: dict[str, bytes] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = self.hub.plain.get(match[2])
             self._file(match[2], content, {}, ranges=match[1] == "plain") if content is not None else self._error(404)
             return
-        match = re.match(r"(/api)?/datasets/([^/]+/[^/]+)", path)
+        match = re.match(r"(/api)?(?:/datasets|(?<=/api)/models|)/([^/]+/[^/]+)", path)
         repo = self.hub.repos.get(match[2]) if match else None
         if match and match[2] in self.hub.status:
             self._error(*self.hub.status[match[2]])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -158,3 +162,17 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     if similar:
         return f"similar: {', '.join(similar)} (of {len(valid)})"
     return f"valid: {', '.join(valid[:MOST_LISTED])} and {len(valid) - MOST_LISTED} more"
+
+
+def find_owner(path: Path) -> str:
+    """Name of the user who owns a file, or a number without a name."""
+    try:
+        return path.owner()
+    except (OSError, KeyError):
+        return f"user {path.stat().st_uid}" if path.exists() else "another user"
+
+
+def describe_owner(path: Path) -> str:
+    """Whom `path` belongs to, or the innermost existing folder above it: `out/night belongs to bob`."""
+    found = next(each for each in (path, *path.parents) if os.path.exists(each))
+    return f"{found} belongs to {find_owner(found)}"

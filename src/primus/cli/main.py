@@ -9,9 +9,18 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from primus import __version__, redaction, registry
-from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, format_error_place
+from primus.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    PrimusError,
+    UsageError,
+    describe_owner,
+    escape_controls,
+    format_error_place,
+)
 from primus.interpreter import exclude_working_folder, reduce_garbage_collection
 from primus.launch import launcher_file
 from primus.launch.command import GLOBAL_WORDS, parse_command
@@ -100,7 +109,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def _format_unexpected_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        owner = f"\n  {describe_owner(Path(str(error.filename)))}" if isinstance(error, PermissionError) else ""
+        return f"{error.filename}: {error.strerror}{owner}"
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return f"{error.strerror}\n  free space in the workspace and in the temporary folder"
     what = f"{type(error).__name__}: {error}"

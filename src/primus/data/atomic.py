@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, describe_owner
 from primus.runs.files import sync_to_disk
-from primus.runs.lock import describe_owner
 
 POLL_S = 0.1
 """Interval between attempts to lock: ``flock`` has no time limit, so a bounded wait has to poll."""

@@ -21,7 +21,6 @@ import functools
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +30,8 @@ from msgspec import Struct
 
 from primus import __version__
 from primus.diagnosis.signature import SYSTEMS, Layer, Role, Signature, SignaturePattern, SignatureTable, Strength
-from primus.errors import UsageError, did_you_mean
+from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.runs.files import write_bytes
 from primus.runs.store import Action
 
 PACKAGE = Path(__file__).parent / "signatures"
@@ -109,8 +109,8 @@ def _load_files(files: Sequence[Path]) -> Sequence[Signature]:
         if cached.key == key:
             return cached.signatures
     signatures = parse_files(files)
-    with contextlib.suppress(OSError):
-        _write_cache(cache_file, _Cache(key, signatures))
+    with contextlib.suppress(PrimusError):
+        write_bytes(cache_file, msgspec.msgpack.encode(_Cache(key, signatures)))
     return signatures
 
 
@@ -123,13 +123,6 @@ def _find_cache_file(files: Sequence[Path]) -> Path:
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = hashlib.sha256("\0".join(map(str, files)).encode()).hexdigest()[:16]
     return Path(folder) / "primus" / f"signatures-{name}.msgpack"
-
-
-def _write_cache(path: Path, cache: _Cache) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(msgspec.msgpack.encode(cache))
-    os.replace(file.name, path)
 
 
 def parse_files(files: Sequence[Path]) -> tuple[Signature, ...]:

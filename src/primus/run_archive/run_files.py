@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, find_owner
 from primus.experiment import CONFIG_FILE
 from primus.redaction import redact
 from primus.run_archive.local_paths import PathNames, restore_paths
 from primus.run_archive.manifest import RUN
-from primus.runs import lock
 from primus.runs.files import read_json
 from primus.runs.source_record import read_plug_in_records
 from primus.runs.store import Run
@@ -49,7 +48,7 @@ def check_files(run: Run) -> None:
             path.open("rb").close()
         except OSError as error:
             raise PrimusError(
-                f"{path}: cannot be read: {error.strerror}", f"it belongs to {lock.find_owner(path)}, who can export it"
+                f"{path}: cannot be read: {error.strerror}", f"it belongs to {find_owner(path)}, who can export it"
             ) from None
     read_json(run.directory / "plan.json", dict)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, describe_owner
 from primus.redaction import redact, redact_tree
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space, or choose another folder" if is_full else "choose another folder"
+        owner = f"{describe_owner(path)}: " if isinstance(error, PermissionError) else ""
+        hint = "free some space, or choose another folder" if is_full else f"{owner}choose another folder"
         raise PrimusError(f"{path}: cannot be written: {error.strerror}", hint) from None
 
 

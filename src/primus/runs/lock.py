@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec import Struct
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, find_owner
 
 if TYPE_CHECKING:
     import threading
@@ -89,20 +89,6 @@ def hold_run(directory: Path) -> Iterator[bool]:
             renewing.join()
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
-
-
-def find_owner(path: Path) -> str:
-    """Name of the user who owns a file, or a number without a name."""
-    try:
-        return path.owner()
-    except (OSError, KeyError):
-        return f"user {path.stat().st_uid}" if path.exists() else "another user"
-
-
-def describe_owner(path: Path) -> str:
-    """Whom the innermost existing folder above `path` belongs to: `out/night belongs to bob`."""
-    folder = next(each for each in path.parents if os.path.isdir(each))
-    return f"{folder} belongs to {find_owner(folder)}"
 
 
 def may_execute(directory: Path) -> bool:

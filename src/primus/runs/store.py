@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.errors import PrimusError, UsageError, describe_owner, did_you_mean
 from primus.runs import lock
 from primus.runs.files import read_json, write_json
 
@@ -148,7 +148,7 @@ def create_run(directory: Path, metadata: RunMetadata) -> Run:
         directory.mkdir(parents=True)
     except OSError as error:
         is_refused = isinstance(error, PermissionError)
-        owner = f"{lock.describe_owner(directory)}: " if is_refused else ""
+        owner = f"{describe_owner(directory)}: " if is_refused else ""
         hint = f"{owner}choose another --workspace{', or another exp_name' * is_refused}"
         raise PrimusError(f"{directory}: cannot be created: {error.strerror}", hint) from None
     write_json(directory / "metadata.json", metadata)

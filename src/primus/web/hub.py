@@ -10,11 +10,12 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from socket import gaierror
 from typing import Any, Literal
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import PrimusError, UsageError, describe_owner
 from primus.web.retries import is_client_error, read_retry_after, repeat_download
 
 RepositoryKind = Literal["dataset", "model"]
@@ -84,7 +85,7 @@ def download_file(
         PrimusError: The hub does not respond, or refuses the file.
     """
     library = import_hub_library(repo)
-    options: dict[str, Any] = {"tqdm_class": _make_progress_bar(library, count)} if count else {}
+    options: dict[str, Any] = {"tqdm_class": _make_progress_bar(count)} if count else {}
     if folder is not None:
         options["local_dir"] = str(folder)
 
@@ -140,18 +141,22 @@ def find_model_folder(name: str) -> Path:
 
 def find_cached_model(name: str) -> Path | None:
     """The snapshot of a model in the cache, by default the newest one; None if it is not there, or incomplete."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     model, revision = split_revision(name)
-    repository = cache / f"{CACHED_MODEL}{model.replace('/', '--')}"
+    repository = _find_cache_folder() / f"{CACHED_MODEL}{model.replace('/', '--')}"
     reference = repository / "refs" / (revision or "main")  # of a branch or tag: a file with the commit
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
+    with explain_hub_errors(f"hf:{name}", "model"):
+        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     if not commit:
         return None
     snapshot = repository / "snapshots" / commit
     # An interrupted download may lack weights.
     has_weights = any(snapshot.glob("*.safetensors"))
     return snapshot if has_weights and (snapshot / "config.json").is_file() else None
+
+
+def _find_cache_folder() -> Path:
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
 
 
 def split_revision(name: str) -> tuple[str, str]:
@@ -183,7 +188,9 @@ def explain_hub_errors(repo: str, kind: RepositoryKind, file: str = "") -> Itera
 
 
 def _explain_error(error: BaseException, repo: str, kind: RepositoryKind, file: str) -> PrimusError | None:
-    """The error with a hint; None if it is not one of the hub or the network."""
+    """The error with a hint; None if it is not one of the hub, its cache or the network."""
+    if isinstance(error, PermissionError):
+        return _build_cache_error(error, repo)
     from huggingface_hub import errors
 
     hub = read_hub_endpoint()
@@ -214,6 +221,18 @@ def _explain_error(error: BaseException, repo: str, kind: RepositoryKind, file: 
     return None
 
 
+def _build_cache_error(error: PermissionError, repo: str) -> PrimusError | None:
+    """The cache is another user's; None if the error is of another folder, such as an output."""
+    path, cache = Path(str(error.filename)), _find_cache_folder()
+    if not path.is_relative_to(cache):
+        return None
+    return PrimusError(
+        f"{repo}: the cache of the hub cannot be used: {path}: {error.strerror}",
+        f"{describe_owner(path)}, who can share it (chmod -R g+rwX {cache}, and umask 002), or give HF_HUB_CACHE a"
+        " folder of your own; HF_HUB_OFFLINE=1 takes what is cached without looking for newer files",
+    )
+
+
 def _build_unreachable_error(error: BaseException, repo: str, kind: RepositoryKind) -> PrimusError:
     reason = (str(error) or type(error).__name__).splitlines()[0][:200]
     hint = f"check the network, HF_ENDPOINT and the proxy variables; or {OFFLINE[kind]}"
@@ -227,10 +246,11 @@ def _choose_hint(status: int, error: BaseException) -> str:
     return hints.get(status, "try again later")
 
 
-def _make_progress_bar(library: Any, count: Callable[[int], None]) -> Any:
+def _make_progress_bar(count: Callable[[int], None]) -> Any:
     """A progress bar for the hub's library that draws nothing and counts bytes."""
+    utils: Any = import_module("huggingface_hub.utils")  # an attribute of the package only after an import of it
 
-    class Bar(library.utils.tqdm):  # type: ignore[misc]
+    class Bar(utils.tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings | {"disable": True})
 

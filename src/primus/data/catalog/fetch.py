@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,8 @@ from primus.runs.files import sync_to_disk
 LOCK_TIMEOUT_S = 3600.0
 SHOWN_EVERY = 1000
 BY_LINE = ReadOptions("line")
+REQUESTED = ("dataset", "split", "revision", "num_samples", "streaming")
+"""Fields of a job that decide what is fetched."""
 NOTES = ".fetch"
 """Folder in the output that records the complete files; hidden, so that readers of the folder skip it."""
 
@@ -142,6 +145,9 @@ def fetch_dataset(
     """
     if not hub.is_hub(job.dataset):
         raise UsageError(f"{job.dataset}: a local dataset, nothing to download", "pass it to --dataset")
+    present = _find_complete_dataset(job, say)  # without a lock, which another user may not be allowed to write
+    if present is not None:
+        return present
     try:
         _check_folder(job.output)
         (job.output / NOTES).mkdir(parents=True, exist_ok=True)
@@ -153,6 +159,16 @@ def fetch_dataset(
             return _fetch_locked(job, say, show)
     except OSError as error:
         raise atomic.build_write_error(job.output, error) from None
+
+
+def _find_complete_dataset(job: FetchJob, say: Say) -> FetchedDataset | None:
+    """The dataset in the folder; None if it is incomplete, or may not be read."""
+    with suppress(PermissionError):
+        request = _read_request(job)
+        if request is not None and _is_complete(request, done := _find_present_files(job.output, request)):
+            say(f"{job.output}: nothing to do, all {len(done)} files of {job.dataset} are present")
+            return FetchedDataset(job.output, request, _sort_files(request, done), made=False)
+    return None
 
 
 def _check_folder(folder: Path) -> None:
@@ -173,10 +189,11 @@ def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]
         left.unlink()  # of a killed download; the hub's library does not reuse it
     for left in folder.glob("part-*.tmp.*"):
         left.unlink()
+    present = _find_complete_dataset(job, say)  # another process may have fetched it before the lock was free
+    if present is not None:
+        return present
     done = _find_present_files(folder, request)
-    if _is_complete(request, done):
-        say(f"{folder}: nothing to do, all {len(done)} files of {job.dataset} are present")
-        return FetchedDataset(folder, request, _sort_files(request, done), made=False)
+    _end_last_record(folder)
     files = listing.files if request.slices is None else [each.file for each in request.slices]
     size = sum(file.bytes for file in files)
     progress = FetchProgress(len(done), len(files), sum(each.bytes for each in done.values()), size)
@@ -193,27 +210,35 @@ def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]
 
 
 def _load_request(job: FetchJob, say: Say) -> FetchRequest:
-    """The request of the folder, read from its notes; the first call resolves and records it.
+    """The request of the folder, read from its notes; the first call resolves and records it."""
+    noted = _read_request(job)
+    if noted is None:
+        listing, slices = _list_files(job, say)
+        noted = FetchRequest(listing=listing, slices=slices, **{name: getattr(job, name) for name in REQUESTED})
+        # The request records the commit before the first download, so that a resumed fetch mixes no versions.
+        with atomic.stage_files({_locate_request(job): msgspec.json.encode(noted)}) as publish:
+            publish()
+    return noted
+
+
+def _locate_request(job: FetchJob) -> Path:
+    return job.output / NOTES / "request.json"
+
+
+def _read_request(job: FetchJob) -> FetchRequest | None:
+    """The request in the notes of the folder; None for a folder without notes.
 
     Raises:
         UsageError: The folder was made for another request.
     """
-    path = job.output / NOTES / "request.json"
+    path = _locate_request(job)
     try:
         noted = msgspec.json.decode(path.read_bytes(), type=FetchRequest)
     except FileNotFoundError:
-        noted = None
+        return None
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path}: damaged, {error}", "delete the folder and fetch again") from None
-    names = ("dataset", "split", "revision", "num_samples", "streaming")
-    if noted is None:
-        listing, slices = _list_files(job, say)
-        noted = FetchRequest(listing=listing, slices=slices, **{name: getattr(job, name) for name in names})
-        # The request records the commit before the first download, so that a resumed fetch mixes no versions.
-        with atomic.stage_files({path: msgspec.json.encode(noted)}) as publish:
-            publish()
-        return noted
-    for name in names:
+    for name in REQUESTED:
         if getattr(noted, name) != getattr(job, name):
             problem = f"{job.output}: contains {noted.dataset} with {name} {getattr(noted, name)}"
             raise UsageError(problem, "give another --output, or delete this folder")
@@ -335,11 +360,15 @@ def _find_present_files(folder: Path, request: FetchRequest) -> dict[str, Fetche
         file = folder / done.file
         if done.source in known and file.is_file() and file.stat().st_size == done.bytes:
             found[done.source] = done
-    # A process was killed while it appended a record: end the line, so that the next record is readable.
+    return found
+
+
+def _end_last_record(folder: Path) -> None:
+    """End the line of a process that was killed while it appended a record, so that the next record is readable."""
+    path = folder / NOTES / "done.jsonl"
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("ab") as notes:
             notes.write(b"\n")
-    return found
 
 
 def _download_files(

@@ -56,7 +56,8 @@ def explain_torch_errors() -> Iterator[None]:
         if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
             raise build_memory_error(error) from error
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise PrimusError(
-                f"torch.compile failed: {find_reason(error)}", "set compile: false to train without it"
-            ) from error
+            reason = find_reason(error)
+            cache = "give TORCHINDUCTOR_CACHE_DIR a folder of your own, or one that your group may write (umask 002); "
+            hint = f"{cache * ('PermissionError' in reason)}set compile: false to train without it"
+            raise PrimusError(f"torch.compile failed: {reason}", hint) from error
         raise

@@ -11,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, did_you_mean
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, did_you_mean, find_owner
 from primus.launch.jobs import run_claims
 from primus.report import table
-from primus.runs import lock, store, summary
+from primus.runs import store, summary
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -144,7 +144,7 @@ def _delete_run(run: Run, problems: list[PrimusError]) -> bool:
         problems.append(error)
         return False
     except OSError as error:
-        owner = lock.find_owner(doomed if doomed.exists() else directory)
+        owner = find_owner(doomed if doomed.exists() else directory)
         problem = f"{directory}: cannot be deleted: {error.strerror or error}"
         problems.append(PrimusError(problem, f"it belongs to {owner}, who can delete it"))
         return False

@@ -17,7 +17,7 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
 from primus.config.source import format_yaml_value
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import PrimusError, UnfitError, UsageError, find_owner
 from primus.framework import FRAMEWORKS
 from primus.machine.facts import DeviceKind
 from primus.machine.placement.rank_groups import RankGroups
@@ -354,7 +354,7 @@ def _describe_foreign_run(run: Run) -> str:
     checkpoint = _list_complete_checkpoints(run)[-1]
     return (
         f"auto_continue_train: {run.directory} ended early and is not resumed, because it belongs to"
-        f" {lock.find_owner(run.directory)} and you may not change it; `--load {checkpoint.parent}` begins a new run at"
+        f" {find_owner(run.directory)} and you may not change it; `--load {checkpoint.parent}` begins a new run at"
         f" its step {folders.parse_step(checkpoint)}"
     )
 

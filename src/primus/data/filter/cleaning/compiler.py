@@ -5,9 +5,11 @@ Modules with kernels are imported inside functions, because the import of numba 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,16 +33,21 @@ def _import_numba() -> Any:
 
 
 def _find_cache_folder() -> str:
-    """A writable folder: in the user's cache, or a temporary folder if there is none."""
-    chosen = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(chosen, "primus", "numba", _hash_kernel_sources())
-    if folder.is_absolute():  # a user without a home folder has none
-        with suppress(OSError):
-            # The folder name has the hash of the sources, so that old versions of a kernel are never loaded.
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return str(folder)
-    return tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
+    """A writable folder: in the chosen cache, in the user's own where that belongs to others, or a temporary folder.
+
+    numba reads kernels only from folders that it may write.
+    """
+    for cache in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        folder = Path(cache, "primus", "numba", _hash_kernel_sources())
+        if folder.is_absolute():  # a user without a home folder has none
+            with suppress(OSError):
+                # The folder name has the hash of the sources, so that old versions of a kernel are never loaded.
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    return str(folder)
+    temporary = tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def _hash_kernel_sources() -> str:
