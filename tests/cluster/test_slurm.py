@@ -140,6 +140,25 @@ def undisturbed(cluster: Cluster) -> list[float]:
     return train_by_srun(cluster, "light.yaml", "plain")
 
 
+@pytest.mark.parametrize("verb", ["srun", "sbatch --wait"])
+def test_a_folder_that_one_node_does_not_have_is_the_reason_of_the_failure(cluster: Cluster, verb: str) -> None:
+    hidden, name = cluster.folder / "output" / "hidden", f"hidden-{verb[:4]}"
+    hidden.mkdir(parents=True, exist_ok=True)
+    (cluster.folder / "empty").mkdir(exist_ok=True)
+    space = ["nsenter", "--mount", "--target", (cluster.state / "slurmd.n2.pid").read_text().strip()]
+    subprocess.run([*space, "mount", "--bind", str(cluster.folder / "empty"), str(hidden)], check=True)
+    try:
+        task = ("train", "pretrain", "--config", "light.yaml", "--exp_name", name, "--workspace", "output/hidden")
+        done = cluster.primus("slurm", *verb.split(), "-N", "2", "-w", "n1,n2", "--", *task, code=1)
+    finally:
+        subprocess.run([*space, "umount", str(hidden)], check=True)
+    (run,) = (hidden / name).glob("2*")
+    outcome = Run(run).read_metadata().outcome
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert f"{run}: no such file or folder on n2" in outcome.reason
+    assert outcome.reason in done.stdout + done.stderr
+
+
 def test_a_queued_job_trains_as_one_in_the_foreground(cluster: Cluster, undisturbed: list[float]) -> None:
     job, run = cluster.submit("queued", config="light.yaml")
     assert job in cluster.primus("direct", "--", "jobs", "list").stdout

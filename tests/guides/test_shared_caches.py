@@ -22,6 +22,14 @@ pytest.importorskip("pyarrow")
 
 SHARED, READABLE, PRIVATE = 0o002, 0o022, 0o077
 """What the first user's umask leaves to the group."""
+EXPERIMENT = """\
+exp_name: night
+modules:
+  pre_trainer:
+    framework: abacus
+    model: tiny
+    overrides: {mock_data: true, seq_length: 8, train_iters: 3}
+"""
 QUICKSTART = cli.SOURCE.parent / "examples" / "quickstart.yaml"
 
 
@@ -152,6 +160,13 @@ def test_a_state_folder_of_another_user_is_read_and_its_owner_named(caches: Cach
     assert [node["node"] for node in json.loads(done.stdout)["nodes"]] == ["n3"]
     refused = caches.run(caches.second, READABLE, "nodes", "add", "n4", "--reason", "x", code=1).stderr
     assert "primus/unfit-nodes belongs to nobody: choose another folder" in refused
+
+
+def test_a_training_with_the_state_folder_of_another_user_runs(caches: Caches) -> None:
+    (caches.shared / "night.yaml").write_text(EXPERIMENT)
+    words = ("train", "pretrain", "--config", "night.yaml", "--workspace")
+    for user in (caches.first, caches.second):
+        caches.run(user, READABLE, *words, f"out-{user.name}")
 
 
 @pytest.mark.slow

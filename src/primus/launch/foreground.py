@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from primus.errors import PrimusError
 from primus.launch.terminal_relay import open_relay
@@ -40,6 +41,7 @@ def run_in_foreground(
     has_terminal: bool = False,
     deliver: Callable[[Child, int], None] = send_signal,
     prepare: Callable[[], None] | None = None,
+    errors: BinaryIO | None = None,
 ) -> int:
     """Run `argv` to its end and forward signals; gives its exit code, or 128 + N if signal N ended it.
 
@@ -49,6 +51,7 @@ def run_in_foreground(
         has_terminal: Whether it reads the keyboard, and receives the signals of the terminal itself.
         deliver: Forwards a signal; called outside of signal handlers, so that it may block.
         prepare: Called in the child before exec.
+        errors: File that gets its standard error, which is shown from there, for whoever explains how it ended.
 
     Raises:
         PrimusError: It cannot be started.
@@ -58,13 +61,17 @@ def run_in_foreground(
     heard: list[int] = []
     # Handlers are installed before the child starts, so that no signal in between is lost.
     # A program that reads the keyboard draws on the terminal itself.
-    with _note_signals(heard), contextlib.nullcontext() if has_terminal else open_relay() as output:
+    with (
+        _note_signals(heard),
+        contextlib.nullcontext() if has_terminal else open_relay() as output,
+        _show_file(errors, sys.stderr.fileno() if output is None else output) if errors else contextlib.nullcontext(),
+    ):
         try:
             child = subprocess.Popen(
                 argv,
                 env=dict(environ),
                 stdout=output,
-                stderr=output,
+                stderr=errors or output,
                 start_new_session=not has_terminal,
                 preexec_fn=prepare,
             )
@@ -78,6 +85,36 @@ def run_in_foreground(
                     if not (has_terminal and number == signal.SIGINT and _is_foreground()):
                         deliver(child, number)
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _show_file(file: BinaryIO, shown: int) -> Iterator[None]:
+    """Copy what is appended to a file to the descriptor `shown` while open.
+
+    The program writes to a file and not to a pipe, whose other side ends with this process: srun kills its tasks then.
+    """
+    over = threading.Event()
+
+    def copy() -> None:
+        position = 0
+        while True:
+            is_last = over.is_set()  # asked before the last look, which finds all that was written until then
+            while data := os.pread(file.fileno(), 1 << 16, position):
+                position += len(data)
+                with contextlib.suppress(OSError):  # nobody listens any more
+                    while data:
+                        data = data[os.write(shown, data) :]
+            if is_last:
+                return
+            over.wait(POLL_S)
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _wait_for_child(child: Child) -> int | None:

@@ -44,7 +44,7 @@ class FingerprintKey:
         key = self._read()
         if self._file is None:
             return
-        if self._file.exists():
+        if os.path.isfile(self._file):  # False below a folder of another user, where `exists` raises
             self._key = None  # it may be there since this process needed one
             return
         temporary = self._file.with_name(f".{KEY_NAME}.{os.getpid()}")

@@ -20,6 +20,7 @@ from primus.runs import events
 from primus.runs.events import EventLog
 from primus.runs.store import Run, RunOutcome
 from primus.runtimes.slurm import queries
+from primus.runtimes.slurm.step_errors import choose_exit_code
 
 KIND, SUBMITTED = "step_ended", "submitted"
 
@@ -196,8 +197,11 @@ def _record_step_end(run: Run, step: SlurmStepResult, end: AttemptResult) -> Non
     if end.kind == "done" and metadata.outcome.state == "planned":
         run.update_metadata(ended=time.time(), outcome=RunOutcome(state="done", exit_code=0))
     elif end.kind != "done" and not is_recorded:
+        has_started = metadata.attempts > _count_started_attempts(run)
         state = RunOutcome(
-            state="interrupted" if end.kind == "preempted" else "failed", exit_code=step.exit_code, reason=end.reason
+            state="interrupted" if end.kind == "preempted" else "failed",
+            exit_code=step.exit_code if has_started else choose_exit_code(step.exit_code, step.error),
+            reason=end.reason,
         )
         run.update_metadata(ended=time.time(), outcome=state)
     log = EventLog(run.events)  # after the metadata, so that `_is_end_recorded` takes their time for the past

@@ -21,6 +21,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,7 +35,7 @@ from primus.messages import Say
 from primus.process import set_parent_death_signal
 from primus.runs.store import Run, RunMetadata, State
 from primus.runtime import RemoteLaunch
-from primus.runtimes.slurm import queries
+from primus.runtimes.slurm import queries, step_errors
 from primus.runtimes.slurm.options import find_option_value, parse
 
 QUERY_LIMIT_S = 10.0
@@ -59,14 +60,17 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
     before = run.read_metadata() if run else None
     # Signals go to srun itself if the step has a terminal: it then handles Ctrl-C as users of `srun --pty` expect.
     relay = SignalRelay(environ, say)
-    code = foreground.run_in_foreground(
-        remote.plan.argv,
-        environ,
-        has_terminal=has_terminal,
-        deliver=foreground.send_signal if has_terminal else relay.relay_signal,
-        # When this process is killed, srun passes the warning on: its tasks save and exit.
-        prepare=None if has_terminal else partial(set_parent_death_signal, signal.SIGUSR1),
-    )
+    with tempfile.TemporaryFile() as errors:
+        code = foreground.run_in_foreground(
+            remote.plan.argv,
+            environ,
+            has_terminal=has_terminal,
+            deliver=foreground.send_signal if has_terminal else relay.relay_signal,
+            # When this process is killed, srun passes the warning on: its tasks save and exit.
+            prepare=None if has_terminal else partial(set_parent_death_signal, signal.SIGUSR1),
+            errors=None if has_terminal else errors,
+        )
+        error = step_errors.read_first_error(errors)
     reason = f"srun exited with code {code}"
     state: State | None = None
     # A signal explains the exit code, unless the run ended successfully before the signal took effect.
@@ -75,6 +79,9 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
         reason, state = signal.Signals(relay.first).name, "interrupted"
     if run is not None and before is not None and code != EXIT_OK and relay.first is None:
         _check_accepted(run, before, remote.plan.argv, environ)
+    if error and state is None and code != EXIT_OK:
+        reason, state = f"{error} ({reason})", "failed"
+        code = step_errors.choose_exit_code(code, error) if run is not None else code
     return conclude_remote(run, before, code, reason, state=state)
 
 

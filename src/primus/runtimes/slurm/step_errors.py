@@ -7,6 +7,8 @@ import re
 import stat
 from typing import BinaryIO
 
+from primus.errors import EXIT_FAILED
+
 READ_BYTES = 1 << 20
 """A step that starts no launcher prints little."""
 _ERROR = re.compile(r"^(?:slurmstepd-)?(?P<node>[\w.-]+): (?:error|fatal): (?P<text>.*\S)", re.MULTILINE)
@@ -38,7 +40,7 @@ class StepLog:
         try:
             # Opened again by its number: the log itself is open for writing only.
             with open(f"/proc/self/fd/{self._descriptor}", "rb") as file:
-                return find_first_error(_read_text(file, self._begin))
+                return read_first_error(file, self._begin)
         except OSError:
             return ""
 
@@ -52,6 +54,12 @@ def find_first_error(text: str) -> str:
     return refused["text"] if refused else ""
 
 
-def _read_text(file: BinaryIO, begin: int) -> str:
-    file.seek(begin)
-    return file.read(READ_BYTES).decode(errors="replace")
+def choose_exit_code(code: int, error: str) -> int:
+    """Exit code of a step whose first error is known: srun gives the signal by which it ended the other tasks."""
+    return EXIT_FAILED if error and code > 128 else code
+
+
+def read_first_error(log: BinaryIO, begin: int = 0) -> str:
+    """`find_first_error` in a log from byte `begin`."""
+    log.seek(begin)
+    return find_first_error(log.read(READ_BYTES).decode(errors="replace"))
