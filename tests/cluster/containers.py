@@ -16,6 +16,7 @@ from fakes import cli
 
 PROGRAMS = (
     "sh bash env cat ls sed cksum uname dirname readlink sleep true false id nproc hostname touch rm mkdir stat head"
+    " chown"
 ).split()
 LIBRARIES = (
     "libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libm.so.6 libdl.so.2 librt.so.1 libpthread.so.0 libutil.so.1".split()

@@ -22,6 +22,7 @@ from cluster import containers
 from cluster.containers import Docker, Podman
 from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
 from fakes import cli, terminal
+from fakes.unix_users import make_public_place, make_shared_folder, make_users
 from primus.comparison.results.result import load_result
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,9 @@ frameworks: [native]
 models: {tiny: {}}
 settings: {train_iters: 12}
 repetitions: 2
+"""
+ABACUS = """\
+modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 2}}}
 """
 ENGINES = {"podman": Podman, "docker": Docker}
 
@@ -80,6 +84,35 @@ def test_an_experiment_is_trained_in_a_container(engine: Podman, workplace: Path
     assert image["engine"] == engine.name and image["image"] == engine.image
     assert image["id"] == engine("image", "inspect", "--format", "{{.Id}}", engine.image)
     assert engine("ps", "-aq") == "", "it is removed"
+
+
+def test_files_that_dockers_root_leaves_to_a_user_are_named_and_given_back(engine: Podman) -> None:
+    if engine.name != "docker":
+        pytest.skip("podman of another user has no root")
+    with make_public_place() as folder:
+        user, _ = make_users(folder)
+        engine.folder.parent.chmod(0o755)
+        os.chmod(engine.folder, 0o755)
+        os.chmod(engine.folder / "socket", 0o666)
+        shared = make_shared_folder(folder / "shared")
+        (shared / "night.yaml").write_text(ABACUS)
+        task = ("--", "train", "pretrain", "--config", "night.yaml")
+        variables = {**engine.environ, "DOCKER_CONFIG": str(user.home)}
+        # The interpreter may lie where only root, and so docker, sees it.
+        places = [word.partition(":")[0] for word in containers.mounts()[1::2]]
+        seen_by_docker = [word for path in places for word in ("--mount", f"type=bind,source={path},target={path}")]
+        line = ["container", "--engine", "docker", "--image", engine.image, *seen_by_docker]
+        line += ["--env", "PRIMUS_PYTHON=/none"]
+        own = user.run(*line, "--user", *task, cwd=shared, **variables)
+        assert "holds files of the image's user" not in own.stderr
+        done = user.run(*line, *task, cwd=shared, **variables)
+        said = next(line for line in done.stderr.splitlines() if "holds files of the image's user" in line)
+        run = next(path for path in (shared / "output/night").glob("2*") if f"{path} holds" in said)
+        assert "add --user to own what a container writes" in said
+        assert (run / "events.jsonl").owner() == "root"
+        given_back = shlex.split(said.partition("to own these: ")[2])
+        assert engine(*given_back[1:], check=False) == ""
+        assert {path.owner() for path in (run, *run.rglob("*"))} == {user.name}
 
 
 @pytest.mark.native

@@ -30,6 +30,8 @@ class UnixUser(Struct, frozen=True, kw_only=True):
     name: str
     home: Path
     umask: int = 0o022
+    limit_s: float = 120
+    """For a command."""
 
     def run(
         self, *words: str, cwd: Path, code: int = 0, umask: int | None = None, **env: str
@@ -49,7 +51,7 @@ class UnixUser(Struct, frozen=True, kw_only=True):
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=120,
+            timeout=self.limit_s,
             check=False,
         )
         assert done.returncode == code, f"{self.name}: {done.stdout}{done.stderr}"

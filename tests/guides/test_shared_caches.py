@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from fakes import cli
 from fakes.unix_users import UnixUser, make_public_place, make_shared_folder, make_users
@@ -176,22 +177,23 @@ def test_compiled_graphs_and_prepared_data_of_another_user_are_used(caches: Cach
     """Inductor writes a lock for each graph that it reads: a cache that is only readable serves nobody else."""
     if not shutil.which("g++"):
         pytest.skip("Inductor needs a C++ compiler")
+    first, second = (structs.replace(user, limit_s=400) for user in (caches.first, caches.second))
     shutil.copy(QUICKSTART, caches.shared)
     small = "--num_layers 1 --hidden_size 32 --ffn_hidden_size 64 --num_attention_heads 2 --num_query_groups 2"
     small += " --seq_length 32 --micro_batch_size 1 --train_iters 2 --compile true --auto_continue_train false"
     words = ("train", "pretrain", "--config", "quickstart.yaml", *small.split(), "--workspace")
-    caches.run(caches.first, umask, *words, "out-first", OMP_NUM_THREADS="1")
+    caches.run(first, umask, *words, "out-first", OMP_NUM_THREADS="1")
     prepared = list_folder(caches.data)
     compiled = list_folder(Path(caches.variables["TORCHINDUCTOR_CACHE_DIR"]), "*.so")
     assert prepared and compiled
     code = 0 if umask == SHARED else 1
-    done = caches.run(caches.second, umask, *words, "out-second", code=code, OMP_NUM_THREADS="1")
+    done = caches.run(second, umask, *words, "out-second", code=code, OMP_NUM_THREADS="1")
     assert list_folder(caches.data) == prepared
     assert list_folder(Path(caches.variables["TORCHINDUCTOR_CACHE_DIR"]), "*.so") == compiled
     if umask == READABLE:
         assert "give TORCHINDUCTOR_CACHE_DIR a folder of your own" in done.stderr
-        own = str(caches.second.home / "inductor")
-        caches.run(caches.second, umask, *words, "out-own", OMP_NUM_THREADS="1", TORCHINDUCTOR_CACHE_DIR=own)
+        own = str(second.home / "inductor")
+        caches.run(second, umask, *words, "out-own", OMP_NUM_THREADS="1", TORCHINDUCTOR_CACHE_DIR=own)
 
 
 def list_folder(folder: Path, pattern: str = "*") -> dict[str, int]:

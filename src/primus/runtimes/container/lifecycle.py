@@ -16,12 +16,14 @@ import contextlib
 import os
 import secrets
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -135,6 +137,7 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
             _stop_leftover_container(launch, label)
     if not _has_launcher_started(launch, began):
         _explain_exit_code(launch, code)
+    _report_foreign_files(launch, began)
     return code
 
 
@@ -239,6 +242,26 @@ def _has_launcher_started(launch: ContainerLaunch, began: float) -> bool:
     """Whether a launcher has written its log since `began`: then exit codes are its own, or those of its death."""
     logs = (launch.run.directory / "logs").glob("launch*.log") if launch.run else ()
     return any(log.stat().st_mtime >= began for log in logs)
+
+
+def _report_foreign_files(launch: ContainerLaunch, began: float) -> None:
+    """Say that the container left files of another user, such as docker's root, and how to get them back."""
+    folder = launch.run.directory if launch.run else Path.cwd()
+    try:
+        stats = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder)]
+    except OSError:
+        return
+    if os.geteuid() == 0 or not any(each.st_uid != os.getuid() and each.st_ctime >= began for each in stats):
+        return
+    engine, image = launch.container.engine.program, launch.container.image
+    mine = f"{os.getuid()}:{os.getgid()}"
+    back = shlex.join([engine, "run", "--rm", "--entrypoint", "chown", "-v", f"{folder}:{folder}", image, "-R", mine])
+    print(
+        f"primus-cli: warning: {folder} holds files of the image's user: add --user to own what a container writes;"
+        f" to own these: {back} {shlex.quote(str(folder))}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _explain_exit_code(launch: ContainerLaunch, code: int) -> None:
