@@ -10,10 +10,10 @@ import pytest
 
 from fakes import cli
 from fakes.slurm import FakeSlurm
+from primus.preflight.cluster_check.node_jobs import make_node_job
 from primus.runtime import ClusterNode
 from primus.runtimes.kubernetes.job_spec import job_name
 from primus.runtimes.kubernetes.options import Options
-from primus.tasks.nodes._idle_nodes import make_node_job
 
 
 class Operator:

@@ -17,6 +17,14 @@ from primus.config.flags import Positional
 from primus.errors import EXIT_OK, EXIT_UNFIT, PrimusError, UsageError
 from primus.launch.signals import raise_on_signals
 from primus.machine.cluster import find_node_name
+from primus.preflight.cluster_check.idle_nodes import check_idle_nodes
+from primus.preflight.cluster_check.node_jobs import (
+    IdleNodesRequest,
+    build_node_command,
+    load_node_runtime,
+    make_node_job,
+)
+from primus.preflight.cluster_check.report import format_text
 from primus.preflight.cluster_check.result import read_answer
 from primus.preflight.report.unfit_list import record_unfit_node
 from primus.preflight.session import OtherPreflight
@@ -24,8 +32,6 @@ from primus.runs import unfit_nodes
 from primus.runs.store import create_run_id
 from primus.runtime import ClusterNode
 from primus.task import TaskContext
-from primus.tasks.nodes import _idle_nodes
-from primus.tasks.nodes._idle_nodes import IdleNodesRequest, build_node_command, load_node_runtime, make_node_job
 from primus.tasks.nodes._list_folder import choose_list
 
 PASSES_WORDS = True
@@ -77,7 +83,10 @@ def run(options: Options, context: TaskContext) -> int:
     _check_options(options)
     context = msgspec.structs.replace(context, environ=choose_list(context.environ, options.unfit_nodes))
     if options.idle:
-        return _idle_nodes.check_idle_nodes(_make_request(options, context), context)
+        check, code = check_idle_nodes(_make_request(options, context), context)
+        context.result(check, format_text(check))
+        context.say(f"report: {Path(options.results) / check.id / 'report.html'}")
+        return code
     found = _run_preflight(options, context)
     reasons = [reason for each in found.reasons.values() for reason in each]
     if found.verdict == "pass":
