@@ -1,11 +1,12 @@
-"""What a drill measures on 2 to 4 nodes of a real Slurm on one machine. Root, Debian; see tests/cluster/slurm.sh.
+"""What a drill measures on one machine: on 2 to 4 nodes of a real Slurm, two hosts of a real sshd, and in a container.
 
-    sh tests/cluster/slurm.sh install
-    python benchmarks/failure_drill.py --nodes 2 3 4
+    bash tests/cluster/install.sh          as root, on Debian
+    python benchmarks/failure_drill.py --nodes 2 3 4 --places slurm ssh podman
 
 Each node is a slurmd with a host name of its own; the job trains a small Llama with the engine native, one process on
 each node. The nodes share the processors and the loopback interface of the machine, so that times are those of a busy
-host, and no network can be dropped. The scratch disk is a file system in memory.
+host, and no network can be dropped. The scratch disk is a file system in memory. With ssh two addresses of the loopback
+interface are two hosts; a container has two processes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from launch_time import HERE, REPOSITORY
 from train_speed import machine
+
+sys.path.insert(0, str(REPOSITORY / "tests"))  # real servers and engines of the tests
 
 SLURM = REPOSITORY / "tests/cluster/slurm.sh"
 EXPERIMENT = """\
@@ -57,40 +62,86 @@ KEPT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
+    parser.add_argument("--faults", nargs="*", default=[], help="only these faults")
     parser.add_argument("--minutes", type=float, default=15.0, help="time limit of each drill")
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", type=Path, help="where the record goes, instead of results/")
     options = parser.parse_args()
     output = options.output or HERE / "results" / f"failure_drill-{options.machine}.json"
-    record: dict[str, Any] = {"machine": machine(os.cpu_count()), "load_before": list(os.getloadavg()), "drills": {}}
-    with tempfile.TemporaryDirectory(prefix="failure-drill-") as name:
-        folder = Path(name)
-        (folder / "job.yaml").write_text(EXPERIMENT)
-        (folder / "slurm").mkdir()
-        (folder / "small").mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder / "small")], check=True)
-        try:
-            subprocess.run(["bash", str(SLURM), "up", str(folder / "slurm"), str(max(options.nodes))], check=True)
-            for count in options.nodes:
-                record["drills"][f"{count} nodes"] = run_drill(folder, count, options.minutes)
-                output.write_text(json.dumps(record, indent=1).replace(f"{folder}/", "") + "\n")
-        finally:
-            subprocess.run(["bash", str(SLURM), "down", str(folder / "slurm")], check=True)
-            subprocess.run(["umount", "--lazy", str(folder / "small")], check=True)
+    record: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {"drills": {}}
+    record |= {"machine": machine(os.cpu_count()), "load_before": list(os.getloadavg())}
+    faults = ["--faults", *options.faults] if options.faults else []
+    for place in options.places:
+        with tempfile.TemporaryDirectory(prefix="failure-drill-") as name:
+            folder = Path(name)
+            (folder / "job.yaml").write_text(EXPERIMENT)
+            (folder / "small").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder / "small")], check=True)
+            try:
+                with PLACES[place](folder, options.nodes) as runtimes:
+                    for title, words in runtimes.items():
+                        record["drills"][title] = run_drill(folder, words, [*faults, "--minutes", str(options.minutes)])
+                        output.write_text(json.dumps(record, indent=1).replace(f"{folder}/", "") + "\n")
+            finally:
+                subprocess.run(["umount", "--lazy", str(folder / "small")], check=True)
     print(output)
 
 
-def run_drill(folder: Path, count: int, minutes: float) -> dict[str, Any]:
+@contextmanager
+def start_slurm(folder: Path, counts: list[int]) -> Iterator[dict[str, list[str]]]:
+    """A Slurm with a node for each of the highest count; gives the runtime's words by title."""
+    (folder / "slurm").mkdir()
+    os.environ["SLURM_CONF"] = str(folder / "slurm/slurm.conf")
+    try:
+        subprocess.run(["bash", str(SLURM), "up", str(folder / "slurm"), str(max(counts))], check=True)
+        yield {f"{count} nodes": ["slurm", "srun", "-N", str(count)] for count in counts}
+    finally:
+        subprocess.run(["bash", str(SLURM), "down", str(folder / "slurm")], check=True)
+
+
+@contextmanager
+def start_ssh(folder: Path, counts: list[int]) -> Iterator[dict[str, list[str]]]:
+    """Two hosts of an sshd."""
+    from cluster.test_ssh import Server
+
+    os.environ |= {"PYTHONPATH": str(REPOSITORY / "src"), "PRIMUS_PLUGINS": ""}
+    server = Server(folder / "sshd")
+    try:
+        yield {"2 hosts of ssh": server.words()}
+    finally:
+        server.stop()
+
+
+@contextmanager
+def start_podman(folder: Path, counts: list[int]) -> Iterator[dict[str, list[str]]]:
+    """An image of this machine's files in podman."""
+    from cluster import containers
+
+    engine = containers.Podman(folder / "podman")
+    os.environ.update(engine.environ)
+    try:
+        mounts = [*containers.mounts(), "--mount", f"{folder / 'small'}:{folder / 'small'}"]
+        own = ["--engine", engine.name, "--image", engine.image, *mounts, "--env", "PRIMUS_PYTHON=/none"]
+        yield {"a container of podman": ["container", *own, "--", "direct", "--nproc", "2"]}
+    finally:
+        engine.end()
+
+
+PLACES: dict[str, Callable[..., Any]] = {"slurm": start_slurm, "ssh": start_ssh, "podman": start_podman}
+
+
+def run_drill(folder: Path, runtime: list[str], options: list[str]) -> dict[str, Any]:
     """The record of one drill; what it prints is shown."""
-    small = ["--fill", str(folder / "small")]
-    words = ["slurm", "srun", "-N", str(count), "--", "drill", "--minutes", str(minutes), "--steps", "24", *small]
-    words += ["--output", str(folder / f"drill-{count}"), "--", "train", "pretrain", "--config", "job.yaml"]
-    environ = {**os.environ, "SLURM_CONF": str(folder / "slurm/slurm.conf"), "XDG_STATE_HOME": str(folder / "state")}
+    output = folder / f"drill-{len(list(folder.glob('drill-*')))}"
+    words = [*runtime, "--", "drill", "--steps", "24", "--fill", str(folder / "small"), *options]
+    words += ["--output", str(output), "--", "train", "pretrain", "--config", "job.yaml"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     environ["OMP_NUM_THREADS"] = "1"  # the nodes share the processors, and threads of one rank wait for each other
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     print("primus-cli", *words, flush=True)
     done = subprocess.run([str(REPOSITORY / "primus-cli"), *words], cwd=folder, env=environ, check=False)
-    result = json.loads((folder / f"drill-{count}/drill.json").read_text())
+    result = json.loads((output / "drill.json").read_text())
     kept = {
         name: result[name] for name in ("duration_s", "reference", "start_s", "hang_timeout_s", "outage", "goodput")
     }

@@ -116,6 +116,21 @@ def test_files_that_dockers_root_leaves_to_a_user_are_named_and_given_back(engin
 
 
 @pytest.mark.native
+def test_a_drill_in_a_container_recovers_from_a_killed_and_a_stopped_rank(engine: Podman, workplace: Path) -> None:
+    (workplace / "e.yaml").write_text(EXPERIMENT)
+    drill = ("drill", "--minutes", "8", "--steps", "24", "--faults", "kill-rank", "hang", "--output", "drilled")
+    task = ("direct", "--nproc", "2", "--", *drill, "--", "train", "pretrain", "--config", "e.yaml")
+    words_of_task = (*task, "--train_iters", "1000000", "--global_batch_size", "2")
+    done = run(*words(engine), "--", *words_of_task, cwd=workplace, timeout_s=500, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads((workplace / "drilled/drill.json").read_text())["cases"]
+    found = [(case["fault"], case["state"], case["rank"], case["is_blame_right"]) for case in cases]
+    assert found == [("kill-rank", "recovered", 1, True), ("hang", "recovered", 0, True)]
+    assert all(case["losses"]["num_after"] == case["losses"]["num_equal_after"] > 0 for case in cases)
+    assert engine("ps", "-aq") == "", "it is removed"
+
+
+@pytest.mark.native
 def test_cells_of_a_comparison_run_in_one_container_or_in_one_each(engine: Podman, workplace: Path) -> None:
     (workplace / "e.yaml").write_text(EXPERIMENT)
     (workplace / "rival.yaml").write_text(MATRIX)

@@ -149,6 +149,31 @@ def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
     assert (folder / "logs/attempt_0/rank_1.log").is_file()
 
 
+def test_a_drill_on_two_hosts_recovers_from_a_killed_and_a_stopped_rank(server: Server, tmp_path: Path) -> None:
+    write_experiment(tmp_path, 1000000)
+    drill = ("drill", "--minutes", "8", "--steps", "60", "--faults", "kill-rank", "hang", "--output", "drilled")
+    line = (*server.words(), "--", *drill, "--", "train", "pretrain", "--config", "two.yaml")
+    done = cli.run(*line, cwd=tmp_path, timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads((tmp_path / "drilled/drill.json").read_text())["cases"]
+    found = [(case["fault"], case["state"], case["rank"], case["is_blame_right"]) for case in cases]
+    assert found == [("kill-rank", "recovered", 1, True), ("hang", "recovered", 0, True)]
+    assert all(case["losses"]["num_after"] == case["losses"]["num_equal_after"] > 0 for case in cases)
+
+
+def test_a_host_whose_python_lacks_packages_is_named_with_the_way_out(server: Server, tmp_path: Path) -> None:
+    write_experiment(tmp_path, 3)
+    choose = f'case "$SSH_CONNECTION" in *" 127.0.0.3 "*) exec {sys.executable} -S "$@" ;; esac'  # without packages
+    (tmp_path / "python").write_text(f'#!/bin/sh\n{choose}\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    words = [str(tmp_path / "python") if word == sys.executable else word for word in server.words()]
+    done = cli.run(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path, timeout_s=100)
+    assert done.returncode == 3
+    assert f"node 1 (127.0.0.3:{server.port}) failed" in done.stderr
+    assert f"primus-cli: {sys.executable}" in done.stderr and "has no package msgspec" in done.stderr
+    assert "name another Python, or install it there" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(("data", "code"), [("here", 0), ("wrong", 2)])
 def test_data_that_only_the_hosts_have_are_checked_there(data: str, code: int, tmp_path: Path) -> None:
     """Where the hosts mount the data, this machine has an empty folder."""

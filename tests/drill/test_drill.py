@@ -148,3 +148,15 @@ def test_a_dry_run_lists_the_faults_and_why_others_are_skipped(tmp_path: Path) -
     assert "fill-disk: skipped: name a folder" in done.stdout
     assert "drop-network: skipped: one node has no network" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_for_pods_lists_the_faults_above_the_manifest(tmp_path: Path) -> None:
+    runtime = ("kubernetes", "create", "--replica", "2", "--gpu", "1", "--image", "img:1")
+    done = cli.run("--dry-run", *runtime, "--", "drill", "--minutes", "5", *TRAINING, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    above, _, manifest = done.stdout.partition("apiVersion: ")
+    assert "# at most 5 minutes: an undisturbed run, then one for each fault" in above
+    assert "# kill-rank: kills one rank (SIGKILL), on the last node" in above
+    assert "# fill-disk: skipped: name a folder" in above
+    assert "- drill" in manifest
+    assert list(tmp_path.iterdir()) == []

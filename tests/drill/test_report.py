@@ -94,6 +94,12 @@ def test_a_drill_that_planted_nothing_or_ended_early_has_not_passed() -> None:
     assert structs.replace(RESULT, cases=(KILLED,)).is_passed
 
 
+def test_the_right_rank_on_another_host_than_the_faults_is_named_with_both() -> None:
+    elsewhere = structs.replace(KILLED, host="n3", blamed_hosts=("n0",), is_blame_right=False)
+    text = format_result(structs.replace(RESULT, cases=(elsewhere,)))
+    assert "wrong: rank 3 on n0, planted on n3" in text
+
+
 def test_the_page_escapes_what_was_typed() -> None:
     page = format_page(RESULT)
     assert "&lt;b&gt;.yaml" in page and "<b>.yaml" not in page

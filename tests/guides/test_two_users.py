@@ -73,9 +73,10 @@ def test_an_interrupted_run_of_another_user_does_not_stop_the_same_command(site:
     assert "Traceback" not in refused.stderr
 
 
-def test_a_run_of_the_group_is_resumed_by_another_user(site: Site) -> None:
-    theirs = site.leave_interrupted_run(site.first, 0o002)
-    site.second.run(*TASK, cwd=site.shared, umask=0o002)
+@pytest.mark.parametrize("umask", [0o002, 0o007])
+def test_a_run_of_the_group_is_resumed_by_another_user(site: Site, umask: int) -> None:
+    theirs = site.leave_interrupted_run(site.first, umask)
+    site.second.run(*TASK, cwd=site.shared, umask=umask)
     assert [run.id for run in list_runs(site.night)] == [theirs.id]
     assert theirs.read_metadata().outcome.state == "done"
     assert theirs.read_metadata().attempts == 2

@@ -10,7 +10,6 @@ A connection lasts from a report to its order, and none while a launch runs: a d
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,7 +19,7 @@ from msgspec import Struct
 from primus.drill.fault_kinds import FaultName
 from primus.errors import PrimusError
 from primus.launch.nodes.message_stream import Deadline, MessageStream, accept_stream, converse_with_head, open_listener
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import ClusterLayout, find_node_name
 
 REPORT_LIMIT_S = 10.0
 """Time for a connection to send its report, and for an order to fit into the buffers of a node."""
@@ -138,4 +137,4 @@ def request_order(
 
 def make_report(layout: ClusterLayout, obstacles: Mapping[str, str]) -> NodeDrillReport:
     """The first report of this node."""
-    return NodeDrillReport(node_rank=layout.node_rank, host=socket.gethostname(), obstacles=dict(obstacles))
+    return NodeDrillReport(node_rank=layout.node_rank, host=find_node_name(), obstacles=dict(obstacles))

@@ -82,7 +82,10 @@ def _format_seconds(value: float | None) -> str:
 def _describe_blame(case: FaultCase) -> str:
     if case.is_blame_right is None:
         return "-"
-    found = f"rank {case.blamed_rank}" if case.blamed_rank is not None else ", ".join(case.blamed_hosts) or "nobody"
+    hosts = ", ".join(case.blamed_hosts)
+    found = f"rank {case.blamed_rank}" if case.blamed_rank is not None else hosts or "nobody"
+    if case.blamed_rank == case.rank and not case.is_blame_right:
+        found += f" on {hosts or 'no host'}, planted on {case.host}"
     if case.fault == "fill-disk":
         found = "the disk" if case.is_blame_right else case.reason or "nothing"
     return f"right: {found}" if case.is_blame_right else f"wrong: {found}"

@@ -34,8 +34,8 @@ LOCAL_PREFIXES = ("SLURM_", "PET_", "NNODES", "NODE_RANK", "MASTER_")
 """Prefixes of variables with the rank of this machine, which the hosts must not inherit."""
 
 RUN = (
-    "import sys; sys.path[:] = [place for place in sys.path if place]; sys.argv[0] = 'primus-cli'; "
-    "from primus.cli.main import main; sys.exit(main())"
+    "import runpy, sys; sys.path[:] = [place for place in sys.path if place]; sys.argv[0] = 'primus-cli'; "
+    "runpy.run_module('primus', run_name='__main__')"
 )
 """Code that `--python` runs: the command line without modules of the working folder, which may contain a `primus`."""
 
