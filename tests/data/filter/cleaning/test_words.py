@@ -128,13 +128,19 @@ def test_without_numba_the_results_are_the_same() -> None:
 CACHE = "from primus.data.filter.cleaning import compiler; print(compiler.NUMBA.config.CACHE_DIR)"
 
 
-@pytest.mark.parametrize(("writable", "expected"), [(True, "cache/primus/numba"), (False, "primus-numba-")])
-def test_what_is_compiled_is_kept_where_it_can_be_written(tmp_path: Path, writable: bool, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("writable", "expected"),
+    [(("cache", "home"), "cache/primus/numba"), (("home",), "home/.cache/primus/numba"), ((), "primus-numba-")],
+)
+def test_what_is_compiled_is_kept_where_it_can_be_written(
+    tmp_path: Path, writable: tuple[str, ...], expected: str
+) -> None:
     pytest.importorskip("numba")
-    cache = tmp_path / "cache"
-    if not writable:
-        cache.write_text("no folder")
-    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(tmp_path)}
+    for name in {"cache", "home"} - {*writable}:
+        (tmp_path / name).write_text("no folder")
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    environ = {**os.environ, **own}
     environ.pop("NUMBA_CACHE_DIR", None)
     done = subprocess.run([sys.executable, "-c", CACHE], env=environ, text=True, capture_output=True, check=True)
-    assert expected in done.stdout and Path(done.stdout.strip()).is_dir()
+    assert expected in done.stdout
+    assert Path(done.stdout.strip()).is_dir() == bool(writable), "a temporary folder is removed at the end"
