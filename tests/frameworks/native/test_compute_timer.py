@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from fakes.gloo import in_processes
-from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.config.schema import ModelSpec, OptimizerConfig, ParallelConfig
+from primus.frameworks.native.engine.layout import build_layout
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
@@ -71,15 +72,16 @@ def test_of_two_processes_the_slow_one_has_the_longer_computing_time(tmp_path: P
 
 def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
-    model = build_model(SPEC, "meta", 0)
-    trainable = prepare_model(model, device="cpu", world=2, shard=is_sharded)
+    layout = build_layout(ParallelConfig(use_distributed_optimizer=is_sharded), CPU, 2)
+    model = build_model(SPEC, "meta", 0, layout=layout)
+    trainable = prepare_model(model, device="cpu")
     initialize_weights(model, 0)
     optimizer = build_optimizer(model, OptimizerConfig())
     timer = ComputeTimer(CPU, model)
     assert timer.is_complete
     trainable = replace(trainable, timer=timer)
     if rank == 1:
-        model.layers[0].attention.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
+        model.layers["0"].attention.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
     tokens = torch.randint(0, 160, (2, 16))
     times: dict[str, list[float]] = {"step": [], "compute": []}
     for _ in range(3):

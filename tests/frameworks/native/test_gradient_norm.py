@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.gloo import in_processes
-from primus.frameworks.native.engine.gradient_norm import SHORT_VECTOR_ELEMENTS, compute_gradient_norm
+from primus.frameworks.native.engine.gradient_norm import SHORT_VECTOR_ELEMENTS
+from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm as compute_norm_of_placed
+from primus.frameworks.native.engine.placement import PlacedWeight
 
 TOLERANCE = 1e-9
 LARGEST = 67_000_000
 """Elements of the largest tensor, about that of an embedding of 32,000 tokens and 2,048 dimensions."""
+
+
+def compute_gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    return compute_norm_of_placed([PlacedWeight(each) for each in gradients])
 
 
 def exact_norm(*gradients: torch.Tensor) -> float:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.frameworks.native.engine import moe
+from primus.frameworks.native.engine.layout import ALONE
 from primus.frameworks.native.engine.model import Transformer, build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import StepResult, Trainable, prepare_model, train_step
@@ -46,7 +47,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 def build_layer(**changes: Any) -> moe.MixtureOfExperts:
     """A layer in float64 with random weights, biases included."""
-    layer = moe.MixtureOfExperts(replace(SPEC, **changes), None).double()
+    layer = moe.MixtureOfExperts(replace(SPEC, **changes), None, ALONE).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in (*layer.parameters(), *(bias for _, bias in layer.named_buffers() if bias.is_floating_point())):
@@ -222,7 +223,7 @@ def test_a_router_that_is_not_finite_skips_the_step_and_changes_nothing() -> Non
     prepared = prepare(rate=0.1, moe_aux_loss_coeff=0.1, **ROUTERS["deepseek v3"])
     take_step(prepared)
     with torch.no_grad():
-        prepared[0].model.layers[1].feed_forward.router.weight[0, 0] = math.nan
+        prepared[0].model.layers["1"].feed_forward.router.weight[0, 0] = math.nan
     before = {name: tensor.clone() for name, tensor in prepared[0].model.state_dict().items()}
     result = take_step(prepared)
     assert result.is_skipped and math.isnan(result.loss)

@@ -41,7 +41,7 @@ def test_a_step_is_adamw_written_plainly() -> None:
     model = build_model(SPEC, "cpu", seed=0)
     config = OptimizerConfig(lr=0.01, weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
     optimizer = build_optimizer(model, config)
-    weight = model.layers[0].feed_forward.down.weight
+    weight = model.layers["0"].feed_forward.down.weight
     expected, gradient = weight.detach().double(), torch.linspace(-1, 1, weight.numel()).view_as(weight)
     first, second = torch.zeros_like(expected), torch.zeros_like(expected)
     for step in (1, 2, 3):

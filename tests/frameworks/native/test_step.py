@@ -12,8 +12,9 @@ from msgspec import structs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.gloo import in_processes
-from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.config.schema import ModelSpec, OptimizerConfig, ParallelConfig
 from primus.data.training.masks import DocumentHandling
+from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
 from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
@@ -61,13 +62,14 @@ EOD = int(batches(1)[0][0][0, 7])
 def prepared_model(
     spec: ModelSpec,
     device: str,
+    layout: Layout = ALONE,
     *,
     bf16: bool = False,
     recompute: bool = False,
     documents: DocumentHandling | None = None,
     **options,
 ) -> Trainable:
-    model = build_model(spec, device, seed=1)
+    model = build_model(spec, device, seed=1, layout=layout)
     model.documents, model.recompute = documents, recompute
     model.compute_dtype = torch.bfloat16 if bf16 else None
     return prepare_model(model, device="cpu", **options)
@@ -146,7 +148,7 @@ def test_a_step_that_is_not_finite_changes_nothing(moment: str) -> None:
     prepared, optimizer = trainable()
     if moment == "later step":
         step(prepared, optimizer, batches(1))
-    poison = prepared.model.layers[0].feed_forward.gate_up.weight
+    poison = prepared.model.layers["0"].feed_forward.gate_up.weight
     healthy = poison[0, 0].item()
     with torch.no_grad():
         poison[0, 0] = torch.inf
@@ -271,7 +273,9 @@ def worker(rank: int, folder: Path) -> None:
 
 
 def train_in_two(rank: int, options: dict) -> dict:
-    prepared = prepared_model(SPEC, "meta", world=2, **options)
+    options = dict(options)
+    layout = build_layout(ParallelConfig(use_distributed_optimizer=options.pop("shard", True)), torch.device("cpu"), 2)
+    prepared = prepared_model(SPEC, "meta", layout, **options)
     initialize_weights(prepared.model, 1)
     initial = gathered(prepared)
     optimizer = build_optimizer(prepared.model, CONFIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from pathlib import Path
 
 from msgspec import structs
@@ -12,6 +13,7 @@ from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.models import model_checks
+from primus.models.counts import num_query_groups
 from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
@@ -31,6 +33,7 @@ def check(experiment: Experiment) -> None:
     trainer = experiment.trainer
     check_key_rules("native", read_key_rules(FOLDER), trainer)
     _check_rewinds(trainer)
+    _check_layout(trainer)
     check_session(trainer, "native")
     if trainer.backend_args:
         _check_routers(trainer)
@@ -71,6 +74,21 @@ def _check_routers(trainer: Trainer) -> None:
         raise UsageError(f"{named[0]}: a dense model has no experts", "set num_experts, or remove it")
 
 
+def _check_layout(trainer: Trainer) -> None:
+    """Reject key/value heads that tensor-parallel processes would have to repeat, and tokens that they cannot share."""
+    size, groups = trainer.parallel.tensor_model_parallel_size, num_query_groups(trainer.model)
+    if groups % size:
+        key = "tensor_model_parallel_size"
+        raise UsageError(f"{key}: {size} does not divide num_query_groups {groups}", f"set {key}: {gcd(size, groups)}")
+    tokens = trainer.training.seq_length // trainer.parallel.context_parallel_size
+    if trainer.model.num_experts and tokens % size:
+        raise UsageError(
+            f"seq_length: {tokens} tokens of a process do not divide into {size} equal parts",
+            f"use a multiple of {size * trainer.parallel.context_parallel_size} (each tensor-parallel process routes"
+            " a part)",
+        )
+
+
 def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
     known = (*ADAPTER_KEYS, *ROUTER_KEYS)
@@ -82,6 +100,10 @@ def _check_adapters(trainer: Trainer) -> None:
     if settings.peft != "lora":
         raise UsageError(f"peft: {settings.peft}: native trains lora", "set peft: lora, or framework: megatron_bridge")
     check_targets(settings)
+    parallel = trainer.parallel
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if getattr(parallel, key) > 1:
+            raise UsageError(f"{key}: native trains adapters with whole layers only", f"set {key}: 1")
     load, finetune = trainer.checkpoint.load, trainer.checkpoint.finetune
     if load is None or not (finetune or is_foreign(load)):
         problem = "load names no model to adapt" if load is None else "training cannot continue from load"

@@ -19,7 +19,8 @@ from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config, name_parts
 from primus.errors import UsageError
 from primus.frameworks.native.engine.layers import Linear
-from primus.frameworks.native.engine.model import ADAPTER, Transformer, fill_weight
+from primus.frameworks.native.engine.model import ADAPTER, Transformer
+from primus.frameworks.native.engine.placement import PlacedWeight
 from primus.session.settings.adapter_settings import AdapterSettings
 
 MATRICES = {
@@ -58,7 +59,7 @@ def add_adapters(model: Transformer, settings: AdapterSettings) -> None:
     model.requires_grad_(False)
     model.adapters = settings
     added = 0
-    for number, layer in enumerate(model.layers):
+    for number, layer in model.layers.items():
         for path, own in MATRICES.items():
             name, short = f"decoder.layers.{number}.{path}", path.rpartition(".")[2]
             if any(fnmatch(name, each) or fnmatch(short, each) for each in settings.peft_target_modules):
@@ -75,16 +76,15 @@ def add_adapters(model: Transformer, settings: AdapterSettings) -> None:
 
 def initialize_adapters(model: Transformer, seed: int) -> None:
     """Fill the adapters in place, sharded or not: `up` is zero, so that training begins with the model as it is."""
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if ADAPTER not in name:
-                continue
-            value = torch.zeros(weight.shape)
-            if name.endswith("down_RD"):
-                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-                bound = 1 / math.sqrt(weight.shape[1])
-                value.uniform_(-bound, bound, generator=generator)
-            fill_weight(weight, value)
+    for name, weight in model.named_parameters():
+        if ADAPTER not in name:
+            continue
+        value = torch.zeros(weight.shape)
+        if name.endswith("down_RD"):
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            bound = 1 / math.sqrt(weight.shape[1])
+            value.uniform_(-bound, bound, generator=generator)
+        PlacedWeight(weight).fill(value)
 
 
 def collect_adapter_files(model: Transformer, load: str) -> AdapterFiles:

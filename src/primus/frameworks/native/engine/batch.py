@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from primus.data.training.masks import INSTRUCTION_DIMENSIONS, split_inputs_and_targets
 from primus.frameworks.native.engine.loss import IGNORED
-from primus.frameworks.native.engine.step import Batch
+from primus.frameworks.native.engine.pipeline import Batch
 
 
 def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:

@@ -20,7 +20,7 @@ from primus.session.checkpoints.saver import WriteFiles, format_reason
 from primus.session.ranks.torch_processes import TorchProcesses, random_state, set_random_state
 
 State = dict[str, Tensor]
-"""Tensors of a checkpoint by name; sharded ones are DTensors."""
+"""Tensors of a checkpoint by name; with several processes, weights are `state.StoredWeight`."""
 
 
 def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses) -> State:
@@ -108,14 +108,21 @@ def _copy_to_host(tensors: State) -> State:
     """A copy in the host's memory, complete when this returns."""
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+    local = {
+        name: [piece.local for piece in each.pieces] if isinstance(each, state.StoredWeight) else each
+        for name, each in tensors.items()
+    }
     # Blocking, although the name says async: only the write after it is asynchronous.
-    copied = BlockingAsyncStager().stage(tensors)
+    copied = BlockingAsyncStager().stage(local)
     assert isinstance(copied, dict)
-    return copied
+    return {
+        name: each.replace_pieces(copied[name]) if isinstance(each, state.StoredWeight) else copied[name]
+        for name, each in tensors.items()
+    }
 
 
 def count_bytes(tensors: State) -> int:
-    """Size of all processes' tensors together; a DTensor counts whole."""
+    """Size of the tensors, whole, of the layers of this process."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

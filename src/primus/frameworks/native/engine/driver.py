@@ -18,7 +18,9 @@ from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
+from primus.frameworks.native.engine.layout import build_layout
 from primus.frameworks.native.engine.model import (
+    Stage,
     Transformer,
     build_model,
     fill_frequencies,
@@ -27,6 +29,7 @@ from primus.frameworks.native.engine.model import (
 )
 from primus.frameworks.native.engine.moe import apply_router_settings
 from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.pipeline import choose_layers
 from primus.frameworks.native.engine.samples import TextSampler
 from primus.frameworks.native.engine.settings_in_force import read_settings
 from primus.frameworks.native.engine.spikes import LossWindow
@@ -75,6 +78,7 @@ class NativeEngine(Engine):
     def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
         self._trainer, self._processes = session.trainer, processes
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
+        self._layout = build_layout(session.trainer.parallel, processes.device, processes.world)
         trainable = self._build_trainable(session, dtype)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
@@ -84,7 +88,7 @@ class NativeEngine(Engine):
 
     @property
     def data_rank(self) -> int:
-        return self._processes.rank
+        return self._layout.data.rank
 
     @property
     def model(self) -> Transformer:
@@ -188,20 +192,20 @@ class NativeEngine(Engine):
         """The model, sharded if there are several processes; its weights are not filled yet."""
         trainer = session.trainer
         training = trainer.training
-        built = build_model(trainer.model, "meta", training.seed, dtype)
+        stages = self._layout.pipeline
+        stage = Stage(
+            choose_layers(trainer.model.num_layers, stages),
+            is_first=stages.rank == 0,
+            is_last=stages.rank == stages.size - 1,
+        )
+        built = build_model(trainer.model, "meta", training.seed, dtype, self._layout, stage)
         built.configure(training)
         apply_router_settings(built, read_router_settings(trainer))
         built.documents = build_document_handling(trainer.data, session.data.eod_id)
         settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
         if settings.peft != "none":
             add_adapters(built, settings)
-        return prepare_model(
-            built,
-            device=self._processes.device,
-            compile=session.compiled,
-            world=self._processes.world,
-            shard=trainer.parallel.use_distributed_optimizer,
-        )
+        return prepare_model(built, device=self._processes.device, compile=session.compiled)
 
 
 def _build_loss_window(config: TrainingConfig, device: torch.device) -> LossWindow | None:

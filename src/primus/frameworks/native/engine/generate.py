@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
+from primus.frameworks.native.engine.collectives import enter_tensor_region, gather_context
 from primus.frameworks.native.engine.model import Transformer, load_weights
+from primus.frameworks.native.engine.placement import find_begin
 
 
 @torch.no_grad()
@@ -35,9 +38,7 @@ def generate_tokens(
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt_tokens)
     for _ in range(max_new_tokens):
-        context = torch.tensor([tokens[-model.spec.max_position_embeddings :]], device=model.frequencies.device)
-        hidden_D = model(context)[0, -1]
-        logits_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
+        logits_V = _compute_next_logits(model, tokens[-model.spec.max_position_embeddings :])
         tokens.append(_choose_token(logits_V.float().cpu(), temperature, generator))
         if tokens[-1] in ends:
             break
@@ -66,6 +67,24 @@ def build_loaded_model(spec: ModelSpec, weights: WeightReader) -> Transformer:
     model.to_empty(device="cpu")
     load_weights(model, weights)
     return model
+
+
+def _compute_next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
+    """Logits [V] of the token after `tokens`, from all processes that share the model."""
+    layout = model.layout
+    # What follows the last token changes nothing before it, and the processes share whole parts.
+    parts = (2 * layout.context.size if layout.context.size > 1 else 1) * layout.tensor.size
+    padded = [*tokens, *([0] * (-len(tokens) % parts))]
+    hidden_BSD = model(torch.tensor([padded], device=model.frequencies.device))
+    hidden_BSD = gather_context(enter_tensor_region(hidden_BSD, layout), layout.context, 1)
+    hidden_D = hidden_BSD[0, len(tokens) - 1]
+    own_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
+    if layout.tensor.size == 1:
+        return own_V
+    logits_V = own_V.new_zeros(model.spec.vocab_size)
+    logits_V.narrow(0, find_begin(len(logits_V), layout.tensor), len(own_V)).copy_(own_V)
+    dist.all_reduce(logits_V, group=layout.tensor.group)
+    return logits_V
 
 
 def _choose_token(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:

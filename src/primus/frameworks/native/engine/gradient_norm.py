@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from primus.frameworks.native.engine.layout import ALONE, Axis
+from primus.frameworks.native.engine.placement import PlacedWeight
 
 MAX_ROW_ELEMENTS = 2**10
 """Elements whose norm is float32. PyTorch gives whole rows to its threads, so that their number changes no bit; a sum
@@ -22,42 +24,38 @@ VECTOR_ROW_ELEMENTS = 2**8
 each rounds to float32 leaves 5e-10 of their sum."""
 
 
-def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+def compute_gradient_norm(gradients: Sequence[PlacedWeight], stages: Axis = ALONE.pipeline) -> Tensor:
     """The 2-norm of all `gradients` together, the same on every process that holds a part of them.
 
     On CPU the norms of rows are float32 and added up in float64, because PyTorch adds a whole float32 tensor up in as
     many partial sums as a vector register has elements, which loses 1e-5 of the norm at 1 M elements and 5e-3 at 67 M
     (aten/src/ATen/native/cpu/ReduceOpsKernel.cpp, norm_kernel_cpu_impl). Processes share a tensor by whole rows, so
     that the norm does not depend on their number. Devices reduce in trees.
+
+    Args:
+        gradients: Of this process.
+        stages: The processes with the gradients of other layers.
     """
-    if not gradients or gradients[0].device.type != "cpu":
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if not gradients:
+        return torch.zeros(())
     # One total for each set of processes that share tensors: an all-reduce must not add up copies of one.
     parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in gradients:
-        parts.setdefault(_find_shard_groups(gradient), []).append(_take_local_part(gradient).detach())
+        parts.setdefault(gradient.sharing_groups, []).append(gradient.local.detach())
     totals = [_sum_of_squares(shared) for shared in parts.values()]
     for groups, total in zip(parts, totals, strict=True):
         for group in groups:
             dist.all_reduce(total, group=group)
-    return torch.stack(totals).sum().sqrt()
-
-
-def _find_shard_groups(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups of processes over which a gradient is sharded; processes that have equal copies are in none."""
-    if not isinstance(gradient, DTensor):
-        return ()
-    mesh = gradient.device_mesh
-    return tuple(mesh.get_group(index) for index, placement in enumerate(gradient.placements) if placement.is_shard())
-
-
-def _take_local_part(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    total = torch.stack(totals).sum()
+    if stages.size > 1:
+        dist.all_reduce(total, group=stages.group)
+    return total.sqrt()
 
 
 def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of tensors, in float64."""
+    """The sum of squares of tensors, in float64 on CPU, in float32 or wider on devices."""
+    if parts[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(list(parts))).square_().sum()
     norms = torch.cat([norms.double() for part in parts for norms in _compute_row_norms(part)])
     return torch.stack([chunk.sum() for chunk in norms.square_().split(CHUNK_ROWS)]).sum()
 

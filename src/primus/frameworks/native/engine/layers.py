@@ -1,4 +1,4 @@
-"""Modules that every part of the transformer is made of."""
+"""What every part of the transformer is made of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primus.frameworks.native.engine import ops
+from primus.frameworks.native.engine.collectives import gather_context
+from primus.frameworks.native.engine.layout import Axis
 
 
 class Linear(nn.Linear):
@@ -32,3 +34,25 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.epsilon)
+
+
+def attend(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, context: Axis) -> Tensor:
+    """Causal attention of this process's queries to the keys of the whole sequence, which `context` shares.
+
+    Shapes and `mask` are those of `ops.causal_attention`, S the part of a sequence in `take_context`.
+    """
+    if context.size == 1:
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask)
+    whole = gather_context(torch.cat((k_BKSC, v_BKSC), -1), context, 2)
+    k_BKSC, v_BKSC = whole.split((k_BKSC.shape[-1], v_BKSC.shape[-1]), -1)
+    if mask is not None:
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask)
+    # Each of the two chunks sees the keys up to its own end.
+    early, late = q_BHSC.chunk(2, 2)
+    first_end = (context.rank + 1) * early.shape[2]
+    last_end = (2 * context.size - context.rank) * late.shape[2]
+    parts = [
+        ops.causal_attention(q, k_BKSC[:, :, :end], v_BKSC[:, :, :end])
+        for q, end in ((early, first_end), (late, last_end))
+    ]
+    return torch.cat(parts, 2)

@@ -6,8 +6,10 @@ Shape suffixes: T tokens (batch x sequence), D model width, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -32,8 +34,22 @@ MOST_COMPILED_TILES = 8
 """Tiles of one chunk in a compiled graph: each is unrolled in it, and costs time to compile."""
 
 
+class HeadPart(NamedTuple):
+    """The rows of the output head that a process has."""
+
+    begin: int
+    """The first one."""
+    group: dist.ProcessGroup | None
+    """The processes that have the others."""
+
+
 def cross_entropy(
-    hidden: Tensor, weight_VD: Tensor, targets: Tensor, scale: Tensor | None = None, chunk: int | None = None
+    hidden: Tensor,
+    weight_VD: Tensor,
+    targets: Tensor,
+    scale: Tensor | None = None,
+    chunk: int | None = None,
+    part: HeadPart | None = None,
 ) -> Tensor:
     """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED, float64.
 
@@ -46,12 +62,13 @@ def cross_entropy(
         targets: Token ids, the shape of `hidden` without D.
         scale: A float64 scalar on the same device; 1 when None.
         chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
+        part: Which rows of the head these are; all when None. The gradient of `hidden` is then a part, too.
     """
     if scale is None:
         scale = torch.ones((), dtype=torch.float64, device=hidden.device)
     if chunk is None:
         chunk = choose_chunk(weight_VD.shape[0], hidden)
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk, part)
 
 
 def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
@@ -79,15 +96,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_TD: Tensor, master_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx,
+        hidden_TD: Tensor,
+        master_VD: Tensor,
+        targets_T: Tensor,
+        scale: Tensor,
+        chunk: int,
+        part: HeadPart | None,
+    ) -> Tensor:
         weight_VD = master_VD.to(hidden_TD.dtype)
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
         # IGNORED is not a row of the vocabulary; the weight 0 of its row removes what index 0 gives.
         index_T1 = targets_T.clamp_min(0).unsqueeze(1)
+        if part is not None:
+            index_T1 = index_T1 - part.begin
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):
             hidden_cD = hidden_TD[rows]
-            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
+            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows], part)
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
             # An evaluation needs no gradients, and nothing else of the chunk.
@@ -111,15 +138,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_weight_VD is not None:
             # The masters are float32, whatever the dtype of the products.
             grad_weight_VD = _scale_gradient(grad_weight_VD.to(ctx.weight_dtype), grad)
-        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None
+        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None, None
 
 
-def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, ...]:
+def _compute_losses_and_gradient(
+    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor, part: HeadPart | None
+) -> tuple[Tensor, ...]:
     """Of each row of logits: -log p of its target; its exponentials - onehot(target) x their total; and their total.
 
     The second divided by the third is the gradient, softmax(logits) - onehot(target). It is [c, V] in the dtype of
     `hidden_cD`; the others are float64 [c, 1].
     """
+    if part is not None:
+        return _exponentiate_part(hidden_cD @ weight_VD.t(), index_c1, part.group)
     num_tokens, is_compiling = hidden_cD.shape[0], torch.compiler.is_compiling()
     if hidden_cD.device.type == "cpu" and not is_compiling:
         return _compute_in_tiles(hidden_cD, weight_VD, index_c1)
@@ -156,6 +187,22 @@ def _exponentiate_logits(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, T
     columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
     grad_cV = exponentials_cV - torch.where(columns_V == index_c1, totals_c1.to(wide_cV.dtype), 0.0)
     return losses_c1, grad_cV.to(logits_cV.dtype), totals_c1
+
+
+def _exponentiate_part(
+    logits_cV: Tensor, index_c1: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `_exponentiate_logits`; of the columns of this process, where an index of another one is out of range."""
+    wide_cV = logits_cV.to(choose_wide_dtype(logits_cV.dtype))
+    largest_c1 = wide_cV.amax(1, keepdim=True)
+    dist.all_reduce(largest_c1, dist.ReduceOp.MAX, group)
+    exponentials_cV = (wide_cV - largest_c1).exp()
+    is_target_cV = torch.arange(wide_cV.shape[1], device=wide_cV.device) == index_c1
+    sums_2c1 = torch.stack((_sum_rows(exponentials_cV), (wide_cV * is_target_cV).sum(1, keepdim=True).double()))
+    dist.all_reduce(sums_2c1, group=group)
+    totals_c1, targets_c1 = sums_2c1
+    grad_cV = exponentials_cV - is_target_cV * totals_c1.to(wide_cV.dtype)
+    return totals_c1.log() + (largest_c1.double() - targets_c1), grad_cV.to(logits_cV.dtype), totals_c1
 
 
 def _exponentiate_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:

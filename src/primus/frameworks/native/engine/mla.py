@@ -12,17 +12,22 @@ from torch import Tensor, nn
 
 from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine import ops, rope
-from primus.frameworks.native.engine.layers import Linear, RMSNorm
+from primus.frameworks.native.engine.collectives import enter_tensor_region, leave_tensor_region
+from primus.frameworks.native.engine.layers import Linear, RMSNorm, attend
+from primus.frameworks.native.engine.layout import Layout
+from primus.frameworks.native.engine.placement import share
 from primus.models.counts import head_dim, value_head_dim
 
 
 class LatentAttention(nn.Module):
     """Causal latent attention; in weights, the two channels that rotate together are neighbors."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
         super().__init__()
+        self.layout = layout
         assert spec.kv_lora_rank and spec.qk_head_dim and spec.qk_pos_emb_head_dim
-        hidden, heads, epsilon = spec.hidden_size, spec.num_attention_heads, spec.norm_epsilon
+        hidden, epsilon = spec.hidden_size, spec.norm_epsilon
+        heads = share(spec.num_attention_heads, layout.tensor)
         self.heads, self.value_dim = heads, value_head_dim(spec)
         self.plain_dim, self.rotary_dim, self.latent_dim = spec.qk_head_dim, spec.qk_pos_emb_head_dim, spec.kv_lora_rank
         queries, width = spec.q_lora_rank, heads * head_dim(spec)
@@ -38,6 +43,8 @@ class LatentAttention(nn.Module):
         self.query_scale = rope.compute_yarn_scale(spec, spec.mscale_all_dim) ** 2
 
     def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+        # Each process of `layout.tensor` computes the latents of its heads again: they are small.
+        x_BSD = enter_tensor_region(x_BSD, self.layout)
         latent_BSL, shared_BSR = self.latent(x_BSD).split((self.latent_dim, self.rotary_dim), -1)
         key_value = self.key_value(self.latent_norm(latent_BSL)).unflatten(-1, (self.heads, -1))
         k_BSHN, v_BSHV = key_value.split((self.plain_dim, self.value_dim), -1)
@@ -49,8 +56,8 @@ class LatentAttention(nn.Module):
         # torch's fused kernels take values as wide as keys.
         padding = max(q_BSHC.shape[-1] - self.value_dim, 0)
         q, k, v = (each.transpose(1, 2) for each in (q_BSHC, k_BSHC, F.pad(v_BSHV, (0, padding))))
-        mixed_BHSV = ops.causal_attention(q, k, v, mask)[..., : self.value_dim]
-        return self.output(mixed_BHSV.transpose(1, 2).flatten(2))
+        mixed_BHSV = attend(q, k, v, mask, self.layout.context)[..., : self.value_dim]
+        return leave_tensor_region(self.output(mixed_BHSV.transpose(1, 2).flatten(2)), self.layout)
 
     def _project_queries(self, x_BSD: Tensor) -> Tensor:
         if self.query is not None:

@@ -6,23 +6,27 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from primus.checkpoint.initial_values import draw_initial_value
+from primus.checkpoint.initial_values import draw_initial_rows
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, moe, ops, rope
-from primus.frameworks.native.engine.layers import Linear, RMSNorm
-from primus.frameworks.native.engine.loss import count_targets, cross_entropy
+from primus.frameworks.native.engine.collectives import (
+    enter_tensor_region,
+    leave_tensor_region,
+    take_context,
+)
+from primus.frameworks.native.engine.layers import Linear, RMSNorm, attend
+from primus.frameworks.native.engine.layout import ALONE, Layout
+from primus.frameworks.native.engine.loss import HeadPart, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
+from primus.frameworks.native.engine.placement import PlacedWeight, find_begin, find_division, share
 from primus.frameworks.native.support import check_model
 from primus.models.counts import LayerKind, head_dim, list_layers, num_query_groups
 
@@ -35,7 +39,12 @@ ADAPTER = ".adapter."
 
 
 def build_model(
-    spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.dtype = torch.float32
+    spec: ModelSpec,
+    device: torch.device | str,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    layout: Layout = ALONE,
+    stage: Stage | None = None,
 ) -> Transformer:
     """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
 
@@ -45,7 +54,7 @@ def build_model(
         UsageError: `spec` has something that native does not support.
     """
     with torch.device("meta"):
-        model = Transformer(spec).to(dtype)
+        model = Transformer(spec, layout, stage).to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         initialize_weights(model, seed)
@@ -53,12 +62,11 @@ def build_model(
 
 
 def initialize_weights(model: Transformer, seed: int) -> None:
-    """Fill every weight in place, sharded or not, from `seed` and the weight's name (`draw_initial_value`)."""
-    spec = model.spec
+    """Fill every weight in place, whole or in part, from `seed` and the weight's name (`draw_initial_rows`)."""
     fill_frequencies(model)
-    with torch.no_grad():
-        for name, weight in iterate_weights(model):
-            fill_weight(weight, draw_initial_value(name, weight.shape, spec, seed))
+    for name, weight in _list_own_weights(model):
+        for begin, rows in draw_initial_rows(name, weight.shape, model.spec, seed):
+            weight.fill(rows, begin)
 
 
 def fill_frequencies(model: Transformer) -> None:
@@ -68,7 +76,7 @@ def fill_frequencies(model: Transformer) -> None:
 
 
 def load_weights(model: Transformer, weights: WeightReader) -> None:
-    """Fill every weight in place, sharded or not, from weights in hub names.
+    """Fill every weight in place, whole or in part, from weights in hub names.
 
     Raises:
         PrimusError: A weight is missing, or has another shape.
@@ -77,27 +85,43 @@ def load_weights(model: Transformer, weights: WeightReader) -> None:
 
     named = EngineNames(weights, model.spec, "native")
     fill_frequencies(model)
-    with torch.no_grad():
-        for name, weight in iterate_weights(model):
-            fill_weight(weight, named.read(name))
+    for name, weight in _list_own_weights(model):
+        weight.fill(named.read(name))
 
 
-def iterate_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _list_own_weights(model: Transformer) -> list[tuple[str, PlacedWeight]]:
     """The weights of the model itself, without those of adapters, and the biases that balance experts."""
-    named = chain(model.named_parameters(), moe.iterate_balance_biases(model))
-    return ((name, weight) for name, weight in named if ADAPTER not in name)
+    placed = model.place_weights() | model.place_balance_biases()
+    return [(name, weight) for name, weight in placed.items() if ADAPTER not in name]
+
+
+class Stage(NamedTuple):
+    """Consecutive layers of a model: a pipeline stage, or all of them."""
+
+    layers: range
+    is_first: bool = True
+    """Whether it embeds token ids."""
+    is_last: bool = True
+    """Whether it has the last norm and the output head."""
 
 
 class Transformer(nn.Module):
-    """Token ids to hidden states, or with targets to their loss."""
+    """Token ids to hidden states, or with targets to their loss.
+
+    Args:
+        spec: The model.
+        layout: The processes that share it.
+        stage: The layers that this process has; all when None.
+    """
 
     frequencies: Tensor
     """Rotary frequencies [C / 2], in float32 or wider; not part of the state."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout = ALONE, stage: Stage | None = None) -> None:
         check_model(spec)
         super().__init__()
-        self.spec = spec
+        self.spec, self.layout = spec, layout
+        self.stage = stage or Stage(range(spec.num_layers))
         self.compute_dtype: torch.dtype | None = None
         """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
         self.recompute = False
@@ -106,11 +130,17 @@ class Transformer(nn.Module):
         """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
         self.documents: DocumentHandling | None = None
         self.adapters: AdapterSettings | None = None
-        self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(TransformerLayer(spec, kind) for kind in list_layers(spec))
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         tied = not spec.untie_embeddings_and_output_weights
-        self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        is_first, is_last = self.stage.is_first, self.stage.is_last
+        self.embedding = Embedding(spec, layout) if is_first or (is_last and tied) else None
+        kinds = list(list_layers(spec))
+        # By number, so that the weights of a stage have the names that they have in the whole.
+        self.layers = nn.ModuleDict(
+            {str(number): TransformerLayer(spec, kinds[number], layout) for number in self.stage.layers}
+        )
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon) if is_last else None
+        vocabulary = share(spec.vocab_size, layout.tensor)
+        self.output = Linear(spec.hidden_size, vocabulary, bias=False) if is_last and not tied else None
         self.register_buffer("frequencies", torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
     def configure(self, training: TrainingConfig) -> None:
@@ -120,36 +150,72 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The output head [V, D]; the embedding itself if they are tied."""
-        return self.embedding.weight if self.output is None else self.output.weight
+        """The output head [V, D], or its rows in this process; the embedding itself if they are tied."""
+        head = self.output or self.embedding
+        assert head is not None, "the last stage has one of them"
+        return head.weight
+
+    def place_balance_biases(self) -> dict[str, PlacedWeight]:
+        """The biases that balance experts by name: no weights, but a part of the model."""
+        return {name: PlacedWeight(bias) for name, bias in moe.iterate_balance_biases(self)}
+
+    @property
+    def has_tied_copy(self) -> bool:
+        """Whether this stage and another one have the same embedding."""
+        whole = self.stage.is_first and self.stage.is_last
+        return not whole and self.embedding is not None and not self.spec.untie_embeddings_and_output_weights
+
+    def place_weights(self) -> dict[str, PlacedWeight]:
+        """The weights of this process by name, with those of adapters."""
+        return {
+            name: PlacedWeight(weight, find_division(name, self.spec, self.layout))
+            for name, weight in self.named_parameters()
+        }
 
     def forward(
         self,
-        tokens_BS: Tensor,
+        x: Tensor,
         targets_BS: Tensor | None = None,
         scale: Tensor | None = None,
         examples_BS: Tensor | None = None,
+        tokens_BS: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [B, S, D] after the last norm; with targets, `scale` x the sum of their losses.
-
-        `examples_BS` is the number of each token's example in a packed sequence; examples do not see each other.
+        """Hidden states [B, S, D], in a last stage after the last norm; with targets, `scale` x the sum of their
+        losses.
 
         The loss is part of forward so that one graph is compiled, and so that FSDP gathers the output head for it.
+
+        Args:
+            x: Token ids [B, S] in a first stage, hidden states in another one, which are those of a part of the
+                sequence if processes share it. All other arguments are of the whole sequence.
+            targets_BS: Used by the last stage.
+            scale: See `cross_entropy`.
+            examples_BS: Number of each token's example in a packed sequence; examples do not see each other.
+            tokens_BS: Token ids, in another than the first stage.
         """
-        hidden_BSD = self.embedding(tokens_BS)
+        tokens_BS = x if tokens_BS is None else tokens_BS
+        # The schedule of a pipeline gives each micro batch a vector of one.
+        scale = None if scale is None else scale.reshape(())
+        hidden_BSD = self.embedding(x) if self.stage.is_first and self.embedding is not None else x
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
-        for layer in self.layers:
+        for layer in self.layers.values():
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, loss_weight, use_reentrant=False)
             else:
                 hidden_BSD = layer(hidden_BSD, rotation, mask, loss_weight)
-        hidden_BSD = self.norm(hidden_BSD)
-        if targets_BS is None:
+        if self.norm is not None:
+            hidden_BSD = self.norm(hidden_BSD)
+        if targets_BS is None or not self.stage.is_last:
             return hidden_BSD
-        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
+        hidden_BSD = enter_tensor_region(hidden_BSD, self.layout)
+        targets_BS = take_context(targets_BS, self.layout.context, 1)
+        tensor, part = self.layout.tensor, None
+        if tensor.size > 1:
+            part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
+        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part)
 
     def _compute_loss_weight(self, targets_BS: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """Share of these targets in the mean loss, with which losses of routers count; None if there are none."""
@@ -168,23 +234,41 @@ class Transformer(nn.Module):
         if self.documents is not None:
             eod_id, reset_positions, reset_attention = self.documents
             examples_BS = documents.number_documents(tokens_BS, eod_id)
-        if examples_BS is None:
-            return (cosine, sine), None
-        if reset_positions:
-            positions_BS = documents.compute_positions(examples_BS)
-            cosine, sine = cosine[positions_BS], sine[positions_BS]
-        return (cosine, sine), documents.build_attention_mask(examples_BS) if reset_attention else None
+        context, mask = self.layout.context, None
+        if examples_BS is not None and reset_attention:
+            mask = take_context(documents.build_attention_mask(examples_BS), context, 2)
+        if examples_BS is not None and reset_positions:
+            positions_BS = take_context(documents.compute_positions(examples_BS), context, 1)
+            return (cosine[positions_BS], sine[positions_BS]), mask
+        return (take_context(cosine, context, 0), take_context(sine, context, 0)), mask
+
+
+class Embedding(nn.Embedding):
+    """Vectors of token ids. A process has those of some ids, and gives those of its part of the sequence."""
+
+    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
+        super().__init__(share(spec.vocab_size, layout.tensor), spec.hidden_size)
+        self.layout, self.begin = layout, find_begin(spec.vocab_size, layout.tensor)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        tokens_BS = take_context(tokens_BS, self.layout.context, 1)
+        if self.layout.tensor.size == 1:
+            return super().forward(tokens_BS)
+        index_BS = tokens_BS - self.begin
+        is_own_BS = (index_BS >= 0) & (index_BS < self.num_embeddings)
+        found_BSD = super().forward(index_BS.clamp(0, self.num_embeddings - 1))
+        return leave_tensor_region(found_BSD * is_own_BS.unsqueeze(-1), self.layout)
 
 
 class TransformerLayer(nn.Module):
     """Attention and feed-forward, each on a normalized copy of the residual stream."""
 
-    def __init__(self, spec: ModelSpec, kind: LayerKind) -> None:
+    def __init__(self, spec: ModelSpec, kind: LayerKind, layout: Layout) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
-        self.attention = LatentAttention(spec) if spec.multi_latent_attention else Attention(spec)
+        self.attention = (LatentAttention if spec.multi_latent_attention else Attention)(spec, layout)
         self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
-        self.feed_forward = _build_feed_forward(spec, kind)
+        self.feed_forward = _build_feed_forward(spec, kind, layout)
 
     def forward(
         self,
@@ -197,19 +281,21 @@ class TransformerLayer(nn.Module):
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD), loss_weight)
 
 
-def _build_feed_forward(spec: ModelSpec, kind: LayerKind) -> nn.Module:
+def _build_feed_forward(spec: ModelSpec, kind: LayerKind, layout: Layout) -> nn.Module:
     if not kind.moe:
-        return FeedForward(spec.hidden_size, spec.ffn_hidden_size)
+        return FeedForward(spec.hidden_size, spec.ffn_hidden_size, layout)
     width = spec.moe_shared_expert_intermediate_size
-    return MixtureOfExperts(spec, FeedForward(spec.hidden_size, width) if width else None)
+    return MixtureOfExperts(spec, FeedForward(spec.hidden_size, width, layout) if width else None, layout)
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; rows of `qkv` are queries, then keys, then values."""
+    """Causal grouped-query attention; rows of `qkv` are queries, then keys, then values of the heads of a process."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
         super().__init__()
-        self.heads, self.groups, self.head_dim = spec.num_attention_heads, num_query_groups(spec), head_dim(spec)
+        self.layout, self.head_dim = layout, head_dim(spec)
+        self.heads = share(spec.num_attention_heads, layout.tensor)
+        self.groups = share(num_query_groups(spec), layout.tensor)
         width = (self.heads + 2 * self.groups) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias)
         self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=False)
@@ -217,31 +303,24 @@ class Attention(nn.Module):
         self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
 
     def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
-        qkv_BSNC = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
+        qkv_BSNC = self.qkv(enter_tensor_region(x_BSD, self.layout)).unflatten(-1, (-1, self.head_dim))
         q_BSHC, k_BSKC, v_BSKC = qkv_BSNC.split((self.heads, self.groups, self.groups), 2)
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
-        mixed_BHSC = ops.causal_attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask)
-        return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
+        mixed_BHSC = attend(*(each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC)), mask, self.layout.context)
+        return leave_tensor_region(self.output(mixed_BHSC.transpose(1, 2).flatten(2)), self.layout)
 
 
 class FeedForward(nn.Module):
     """SwiGLU; rows of `gate_up` are the gate, then the value that it gates."""
 
-    def __init__(self, hidden_size: int, width: int) -> None:
+    def __init__(self, hidden_size: int, width: int, layout: Layout) -> None:
         super().__init__()
+        self.layout, width = layout, share(width, layout.tensor)
         self.gate_up = Linear(hidden_size, 2 * width, bias=False)
         self.down = Linear(width, hidden_size, bias=False)
 
     def forward(self, x_BSD: Tensor, _: Tensor | None = None) -> Tensor:
-        return self.down(ops.swiglu(self.gate_up(x_BSD)))
-
-
-def fill_weight(weight: Tensor, value: Tensor) -> None:
-    """Copy `value`, or this process's shard of it, into `weight`."""
-    if not isinstance(weight, DTensor):
-        weight.copy_(value)
-        return
-    value = value.to(weight.to_local().device)
-    weight.copy_(distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None))
+        hidden = ops.swiglu(self.gate_up(enter_tensor_region(x_BSD, self.layout)))
+        return leave_tensor_region(self.down(hidden), self.layout)

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from primus.config.schema import ModelSpec
+from primus.frameworks.native.engine.collectives import SEQUENCE, add_up, exchange_rows, join_parts, take_part
 from primus.frameworks.native.engine.experts import run_experts
+from primus.frameworks.native.engine.layout import Axis, Layout
 from primus.frameworks.native.engine.ops import choose_wide_dtype
+from primus.frameworks.native.engine.placement import share
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.models.counts import expert_ffn_size
 
@@ -49,11 +52,13 @@ class MixtureOfExperts(nn.Module):
     Args:
         spec: The model.
         shared: The feed-forward of every token, if there is one.
+        layout: Each process routes its own tokens, and has the experts of its place in `layout.expert`.
     """
 
-    def __init__(self, spec: ModelSpec, shared: nn.Module | None) -> None:
+    def __init__(self, spec: ModelSpec, shared: nn.Module | None, layout: Layout) -> None:
         super().__init__()
-        self.router, self.experts, self.shared = Router(spec), Experts(spec), shared
+        self.layout = layout
+        self.router, self.experts, self.shared = Router(spec, layout.sequence), Experts(spec, layout.expert), shared
         self.capacity_factor: float | None = None
         """Rows of an expert as a multiple of an even share; nothing is dropped if None."""
 
@@ -65,7 +70,10 @@ class MixtureOfExperts(nn.Module):
             loss_weight: Share of this micro batch in the mean loss, with which losses of the router count; without it
                 they do not.
         """
-        x_TD = x_BSD.flatten(0, -2)
+        # Processes that have the same tokens take a part each.
+        divides = self.layout.tensor.size > 1 and not self.layout.sequence_parallel
+        own_BSD = take_part(x_BSD, self.layout.tensor, SEQUENCE) if divides else x_BSD
+        x_TD = own_BSD.flatten(0, -2)
         scores_TK, experts_TK, counts_E = self.router(x_TD, loss_weight)
         if self.capacity_factor is None:
             plan = plan_rows(experts_TK, counts_E)
@@ -74,21 +82,37 @@ class MixtureOfExperts(nn.Module):
         rows_RD = _GatherRows.apply(x_TD, plan)
         scores_R = scores_TK.flatten()[plan.choices_R]
         scores_R = scores_R if plan.kept_R is None else scores_R * plan.kept_R
-        y_BSD = _SumRows.apply(self.apply_experts(rows_RD, scores_R, plan.counts_E), plan).view_as(x_BSD)
+        y_BSD = _SumRows.apply(self.apply_experts(rows_RD, scores_R, plan.counts_E), plan).view_as(own_BSD)
+        y_BSD = join_parts(y_BSD, self.layout.tensor, SEQUENCE) if divides else y_BSD
         return y_BSD if self.shared is None else y_BSD + self.shared(x_BSD)
 
     def apply_experts(self, rows_RD: Tensor, scores_R: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert, through their experts; an exchange of rows between ranks would be here."""
-        return self.experts(rows_RD, scores_R, counts_E)
+        """Rows sorted by expert, through their experts, which are those of several processes."""
+        axis = self.layout.expert
+        if axis.size == 1:
+            return self.experts(rows_RD, scores_R, counts_E)
+        # Of each process, the rows for each expert of this one.
+        arriving_PE = torch.empty_like(counts_E)
+        dist.all_to_all_single(arriving_PE, counts_E, group=axis.group)
+        arriving_PE = arriving_PE.view(axis.size, -1)
+        # The sizes of the exchange are needed on the host, which waits for the router here.
+        sent, received = counts_E.view(axis.size, -1).sum(1).tolist(), arriving_PE.sum(1).tolist()
+        rows_RD = exchange_rows(rows_RD, sent, received, axis)
+        scores_R = exchange_rows(scores_R, sent, received, axis)
+        local_experts = torch.arange(arriving_PE.shape[1], device=counts_E.device).repeat(axis.size)
+        order_R = local_experts.repeat_interleave(arriving_PE.flatten(), output_size=sum(received)).argsort(stable=True)
+        y_RD = self.experts(rows_RD[order_R], scores_R[order_R], arriving_PE.sum(0))
+        return exchange_rows(y_RD[_invert_order(order_R)], received, sent, axis)
 
 
 class Experts(nn.Module):
-    """The matrices of all experts, one stack each; rows of `gate_up` are the gate, then the value that it gates."""
+    """The matrices of the experts of a process, one stack each; rows of `gate_up` are the gate, then the value that it
+    gates."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, axis: Axis) -> None:
         super().__init__()
         assert spec.num_experts is not None
-        number, width, hidden = spec.num_experts, expert_ffn_size(spec), spec.hidden_size
+        number, width, hidden = share(spec.num_experts, axis), expert_ffn_size(spec), spec.hidden_size
         self.gate_up = nn.Parameter(torch.empty(number, 2 * width, hidden))
         self.down = nn.Parameter(torch.empty(number, hidden, width))
         has_bias = spec.add_bias_linear
@@ -109,6 +133,10 @@ class Router(nn.Module):
 
     Sources: Mixtral (arXiv 2401.04088, section 2.1); groups of experts (DeepSeek-V2, arXiv 2405.04434, section 2.2.2);
     sigmoid scores and balancing biases (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+    Args:
+        spec: The model.
+        axis: The processes that share the tokens of a micro batch, over which its losses are computed.
     """
 
     balance_bias: Tensor
@@ -116,10 +144,10 @@ class Router(nn.Module):
     load: Tensor
     """Tokens of each expert since the biases were last changed."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, axis: Axis) -> None:
         super().__init__()
         assert spec.num_experts is not None
-        self.spec, self.num_experts = spec, spec.num_experts
+        self.spec, self.num_experts, self.axis = spec, spec.num_experts, axis
         self.z_loss_coeff, self.bias_update_rate = 0.0, 0.0
         self.weight = nn.Parameter(torch.empty(self.num_experts, spec.hidden_size))
         self.bias = nn.Parameter(torch.empty(self.num_experts)) if spec.add_bias_linear else None
@@ -167,14 +195,15 @@ class Router(nn.Module):
         arXiv 2101.03961, equation 4; Megatron-LM, `switch_load_balancing_loss_func`). z: the mean square of
         log-sum-exp (ST-MoE, arXiv 2202.08906, equation 5).
         """
-        spec, tokens = self.spec, logits_TE.shape[0]
+        spec, tokens = self.spec, logits_TE.shape[0] * self.axis.size
         if spec.moe_router_score_function == "sigmoid":
             scores_TE = logits_TE.sigmoid()
             scores_TE = scores_TE / (scores_TE.sum(-1, keepdim=True) + SMALLEST_SUM)
         else:
             scores_TE = logits_TE.softmax(-1)
-        # Sums over tokens, to which those of other ranks could be added before they are multiplied.
-        balance = (counts_E * scores_TE.sum(0)).sum() * (self.num_experts / (tokens * tokens * spec.moe_router_topk))
+        # Both are sums over all tokens; each process adds the gradients of its own.
+        counts_E, sums_E = add_up(counts_E, self.axis), add_up(scores_TE.sum(0), self.axis)
+        balance = (counts_E * sums_E).sum() * (self.num_experts / (tokens * tokens * spec.moe_router_topk))
         z = logits_TE.logsumexp(-1).square().sum() / tokens
         return spec.moe_aux_loss_coeff * balance + self.z_loss_coeff * z
 
@@ -291,17 +320,17 @@ def fill_buffers(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def update_balance_biases(routers: Sequence[Router], skipped: Tensor, world: int) -> None:
+def update_balance_biases(routers: Sequence[Router], skipped: Tensor, stage: Axis) -> None:
     """Raise the biases of experts with less than the mean load, and lower the others, unless the step was `skipped`.
 
     By moe_router_bias_update_rate x sign(mean load - load), as Megatron-LM's `get_updated_expert_bias` (DeepSeek-V3,
-    arXiv 2412.19437, section 2.1.2). All processes of `world` must call it.
+    arXiv 2412.19437, section 2.1.2). All processes of `stage` must call it.
     """
     if not routers:
         return
     loads_NE = torch.stack([router.load for router in routers])
-    if world > 1:
-        dist.all_reduce(loads_NE)
+    if stage.size > 1:
+        dist.all_reduce(loads_NE, group=stage.group)
     loads_NE = loads_NE.double()
     changes_NE = (loads_NE.mean(1, keepdim=True) - loads_NE).sign() * ~skipped
     for router, change_E in zip(routers, changes_NE, strict=True):

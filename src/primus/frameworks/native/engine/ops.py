@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.bias import causal_lower_right
 
 QUERY_ROWS = 128
 """Queries in one block of the attention's backward pass: the scores of a block stay in the cache."""
@@ -73,20 +74,24 @@ def causal_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tenso
     """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
 
     Args:
-        q_BHSC: Queries.
+        q_BHSC: Queries; if they are fewer than the keys, those of the last positions.
         k_BKSC: Keys.
         v_BKSC: Values.
         mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
     """
     if mask is not None:
         return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, mask)
-    if q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
+    is_whole = q_BHSC.shape[2] == k_BKSC.shape[2]
+    if is_whole and q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
         return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
     return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
 
 def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
-    grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
+    grouped, (queries, keys) = q_BHSC.shape[1] != k_BKSC.shape[1], (q_BHSC.shape[2], k_BKSC.shape[2])
+    if queries < keys:
+        mask = causal_lower_right(queries, keys)
+        return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, mask, enable_gqa=grouped)
     return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from primus.callback import CONVENTION
+from primus.config.checks import data_parallel_size
 from primus.config.schema import Experiment
 from primus.frameworks.native.engine import compilation
 from primus.frameworks.native.engine.compilation import CompileDecision
@@ -32,7 +33,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     """
     # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
     with explain_torch_errors(), join_run(attempt, experiment.trainer) as processes:
-        info = describe_torch_engine(processes, "native", "torch", str(torch.__version__), processes.world)
+        data_size = data_parallel_size(experiment.trainer.parallel, processes.world)
+        info = describe_torch_engine(processes, "native", "torch", str(torch.__version__), data_size)
         session = open_session(experiment, attempt, processes, info, os.environ)
         # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
         decision = _decide_compile(session, processes)

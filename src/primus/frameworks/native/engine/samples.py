@@ -51,6 +51,8 @@ def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str
     """
     if data.tokenizer_path is None:
         return None
+    if model.layout.pipeline.size > 1:
+        return "none: the layers are on several pipeline stages"
     # After the last step, and only with a tokenizer: the start does without them.
     from primus.data.tokenizers.load import load_tokenizer
     from primus.frameworks.native.engine.generate import generate_tokens

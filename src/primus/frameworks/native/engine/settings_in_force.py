@@ -32,11 +32,17 @@ def read_settings(
 
 def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     model = trainable.model
+    layout = model.layout
     yield "compile", is_model_compiled(model, trainable.loss)
     yield "recompute_activations", model.recompute
     yield "bf16", model.compute_dtype is torch.bfloat16
     yield "loss_chunk_size", model.loss_chunk_size
-    if trainable.world > 1:  # else there is nothing to shard
+    yield "tensor_model_parallel_size", layout.tensor.size
+    yield "context_parallel_size", layout.context.size
+    yield "pipeline_model_parallel_size", layout.pipeline.size
+    yield "expert_model_parallel_size", layout.expert.size
+    yield "sequence_parallel", layout.sequence_parallel
+    if layout.data.size > 1:  # else there is nothing to shard
         yield "use_distributed_optimizer", is_state_sharded(model)
     yield APPLIED_NORM, measure_applied_norm([optimizer])
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from primus.frameworks.native.engine.moe import iterate_balance_biases
+from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.placement import Piece, PlacedWeight
 
 WEIGHT = "model."
 """Prefix of a weight's name."""
@@ -18,33 +20,88 @@ STEPS = "optimizer.step"
 """Updates that the optimizer has applied: the same for every weight, and fewer than steps if some were skipped."""
 
 
-def collect_weights(model: nn.Module) -> dict[str, Tensor]:
+class StoredWeight(Tensor):
+    """The pieces of a weight that this process has, as torch.distributed.checkpoint saves and loads them whatever the
+    layout is. The tensor itself has the shape of the whole weight and no memory."""
+
+    pieces: list[Piece]
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, pieces: list[Piece]) -> StoredWeight:
+        stored: StoredWeight = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        stored.pieces = pieces
+        return stored
+
+    def replace_pieces(self, local: list[Tensor]) -> StoredWeight:
+        """The same with other tensors, in the order of `pieces`."""
+        pieces = [piece._replace(local=each) for piece, each in zip(self.pieces, local, strict=True)]
+        return StoredWeight(self.shape, self.dtype, pieces)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} of a weight that is in pieces")
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(name, torch.Size(piece.offsets)),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=_describe_chunk(piece),
+                    properties=TensorProperties.create_from_tensor(piece.local),
+                    size=self.size(),
+                ),
+            )
+            for piece in self.pieces
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [_describe_chunk(piece) for piece in self.pieces]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return next(piece.local for piece in self.pieces if torch.Size(piece.offsets) == index.offset)
+
+
+def _describe_chunk(piece: Piece) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=piece.local.shape)
+
+
+def collect_weights(model: Transformer) -> dict[str, Tensor]:
     """Trained weights and biases of routers by name, each once, in place: what is copied into them is in the model."""
-    named = chain(_iterate_trained(model), iterate_balance_biases(model))
-    return {WEIGHT + name: weight.detach() for name, weight in named}
+    placed = dict(_list_trained(model)) | model.place_balance_biases()
+    return {WEIGHT + name: _store(weight.place(weight.tensor.detach()), model) for name, weight in placed.items()}
 
 
-def collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def collect_moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's moments and step count by name; moments in place, zero before the first step."""
     named: dict[str, Tensor] = {}
-    for name, weight in _iterate_trained(model):
-        state = _state_of(weight, optimizer)
-        named |= {f"optimizer.{moment}.{name}": state[moment] for moment in MOMENTS}
+    for name, weight in _list_trained(model):
+        state = _state_of(weight.tensor, optimizer)
+        named |= {f"optimizer.{moment}.{name}": _store(weight.place(state[moment]), model) for moment in MOMENTS}
         named[STEPS] = state["step"].cpu()
     return named
 
 
-def set_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Tensor) -> None:
+def set_steps(model: Transformer, optimizer: torch.optim.Optimizer, steps: Tensor) -> None:
     """Set the step count of every weight."""
-    for _, weight in _iterate_trained(model):
-        _state_of(weight, optimizer)["step"].copy_(steps)
+    for _, weight in _list_trained(model):
+        _state_of(weight.tensor, optimizer)["step"].copy_(steps)
 
 
-def _iterate_trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+def _list_trained(model: Transformer) -> list[tuple[str, PlacedWeight]]:
+    return [(name, weight) for name, weight in model.place_weights().items() if weight.tensor.requires_grad]
 
 
-def _state_of(weight: nn.Parameter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _store(weight: PlacedWeight, model: Transformer) -> Tensor:
+    """A process without others has whole tensors."""
+    return (
+        weight.tensor
+        if model.layout.losses is None
+        else StoredWeight(weight.shape, weight.tensor.dtype, weight.list_pieces())
+    )
+
+
+def _state_of(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """State of AdamW for one weight, created as its first step does (torch/optim/adamw.py, `_init_group`)."""
     state = optimizer.state[weight]
     if not state:

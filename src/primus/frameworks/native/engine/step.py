@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
@@ -17,13 +17,10 @@ from primus.frameworks.native.engine.loss import count_targets
 from primus.frameworks.native.engine.memory import keep_freed_memory
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.moe import Router, list_balanced_routers, update_balance_biases
+from primus.frameworks.native.engine.pipeline import Batch, Pipeline
+from primus.frameworks.native.engine.placement import PlacedWeight
 from primus.frameworks.native.engine.spikes import LossWindow
 from primus.session.timing.compute_timer import ComputeTimer
-
-Batch = tuple[Tensor, ...]
-"""Tokens and targets of one micro batch, both int64 [B, S] on the model's device; of packed examples also the number of
-each token's example."""
-
 
 NONFINITE, SPIKE = 1.0, 2.0
 """Why a step was skipped."""
@@ -39,8 +36,8 @@ class Trainable:
     """(tokens, targets, scale, examples if packed) -> scale x summed loss; compiled if requested."""
     device: torch.device
     """Device of this process."""
-    world: int
-    """Processes that share the batch."""
+    pipeline: Pipeline | None = None
+    """Runs the passes, if the layers are those of a pipeline stage."""
     window: LossWindow | None = None
     """Finds the steps whose loss is a spike; None if spikes are steps like others."""
     timer: ComputeTimer | None = None
@@ -77,34 +74,34 @@ class StepResult:
         return int(self.values[3].item())
 
 
-def prepare_model(
-    model: Transformer,
-    *,
-    device: torch.device | str,
-    compile: bool = False,
-    world: int = 1,
-    shard: bool = True,
-) -> Trainable:
+def prepare_model(model: Transformer, *, device: torch.device | str, compile: bool = False) -> Trainable:
     """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialize_weights` afterwards.
 
     Args:
-        model: From `model.build_model`, with the attributes that say how it computes; changed in place.
+        model: From `model.build_model`, with the attributes that say how it computes; changed in place. Its weights,
+            gradients and optimizer state are sharded over `shard_mesh` of its layout.
         device: Where it trains.
         compile: torch.compile of the model with its loss (of each layer if there are several processes).
-        world: Processes in the default process group, which must exist when there are several.
-        shard: Shard parameters, gradients and optimizer state over the processes; else every process has all of them.
     """
-    device = torch.device(device)
+    device, layout = torch.device(device), model.layout
     if device.type == "cpu":
         keep_freed_memory()
-    if world > 1:
-        _shard_model(model, device, compile, world, shard)
+    is_alone = layout.losses is None
+    # Each layer is compiled for itself: a graph of the whole model would contain the exchanges between processes.
+    if compile and not is_alone:
+        for layer in model.layers.values():
+            # Before fully_shard, whose hooks then run outside of the compiled graph.
+            layer.compile()
+    meshes = [layout.shard_mesh, layout.expert_mesh if model.spec.num_experts else None]
+    if layout.shard_mesh is not None and any(mesh is not None and mesh.size() > 1 for mesh in meshes):
+        _shard_model(model, layout.shard_mesh)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=device)
     else:
         model.to(device)
-    loss = torch.compile(model) if compile and world == 1 else model
-    return Trainable(model, loss, device, world, balanced_routers=list_balanced_routers(model))
+    loss = torch.compile(model) if compile and is_alone else model
+    pipeline = Pipeline(model, device) if layout.pipeline.size > 1 else None
+    return Trainable(model, loss, device, pipeline, balanced_routers=list_balanced_routers(model))
 
 
 def train_step(
@@ -121,12 +118,33 @@ def train_step(
     whose loss or gradient is not finite, or whose loss is a spike, changes nothing. The host never waits
     for the device.
     """
+    layout = trainable.model.layout
     # Stays on the device: the number of tokens is needed on the host only in the report.
     counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
-    num_tokens = _sum_over_ranks(counts.sum(), trainable)
+    num_tokens = _sum_over(layout.data.group, counts.sum())
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
     scale = 1.0 / num_tokens.clamp_min(1).double()
+    if trainable.pipeline is None:
+        loss = _run_passes(trainable, micro_batches, scale)
+    else:
+        with trainable.timer.measure_step() if trainable.timer else nullcontext():
+            loss = trainable.pipeline.run_passes(micro_batches, scale)
+    gradients = _finish_gradients(trainable.model)
+    # Reduced before it is judged: every process then has the same bits, and decides the same.
+    loss = _sum_over(layout.losses, loss)
+    grad_norm = compute_gradient_norm(gradients, layout.pipeline)
+    # A tensor rather than a branch: a branch on its value would wait for the device.
+    skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
+    if trainable.window is not None:
+        skipped = torch.where(skipped == 0, SPIKE * trainable.window.add_loss(loss.float()), skipped)
+    _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
+    update_balance_biases(trainable.balanced_routers, skipped != 0, layout.stage)
+    return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
+
+
+def _run_passes(trainable: Trainable, micro_batches: Sequence[Batch], scale: Tensor) -> Tensor:
+    """The passes of all micro batches, one after the other; returns the sum of this process's losses."""
     loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
     for index, (tokens, targets, *examples) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
@@ -136,45 +154,40 @@ def train_step(
             part.backward()
         # Detached, because the sum would otherwise keep the graphs of all micro batches in memory.
         loss = loss + part.detach()
-    # Reduced before it is judged: every process then has the same bits, and decides the same.
-    loss = _sum_over_ranks(loss, trainable)
-    grad_norm = _compute_gradient_norm(trainable.model)
-    # A tensor rather than a branch: a branch on its value would wait for the device.
-    skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
-    if trainable.window is not None:
-        skipped = torch.where(skipped == 0, SPIKE * trainable.window.add_loss(loss.float()), skipped)
-    _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
-    update_balance_biases(trainable.balanced_routers, skipped != 0, trainable.world)
-    return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
+    return loss
 
 
 @torch.no_grad()
 def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> tuple[float, int]:
     """Sum of the losses, and number, of the tokens of all batches of all processes; every process must call it."""
+    layout = trainable.model.layout
     one = torch.ones((), dtype=torch.float64, device=trainable.device)
-    totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
+    loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
+    num_tokens = torch.zeros((), dtype=torch.int64, device=trainable.device)
     for tokens, targets, *examples in batches:
-        loss = trainable.loss(tokens, targets, one, *examples)
-        totals += torch.stack([loss, count_targets(targets).double()])
-    loss_sum, num_tokens = _sum_over_ranks(totals, trainable).tolist()
-    return loss_sum, int(num_tokens)
+        num_tokens += count_targets(targets)
+        if trainable.pipeline is None:
+            loss += trainable.loss(tokens, targets, one, *examples)
+    if trainable.pipeline is not None:
+        loss = trainable.pipeline.evaluate(batches, one)
+    return _sum_over(layout.losses, loss).item(), int(_sum_over(layout.data.group, num_tokens).item())
 
 
-def _shard_model(model: Transformer, device: torch.device, compile: bool, world: int, shard: bool) -> None:
-    """Shard by FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
-    # Without sharding, a mesh of replicas: the same code path, and gradients are reduced by FSDP2 as well.
-    sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+def _shard_model(model: Transformer, mesh: DeviceMesh) -> None:
+    """Shard by FSDP2: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard).
+
+    A mesh of replicas is the same code path: gradients are reduced by FSDP2 as well.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=model.compute_dtype,
-        reduce_dtype=torch.float32,
+        reduce_dtype=next(model.parameters()).dtype,
         cast_forward_inputs=False,  # rotary angles stay float32, the loss scale float64
     )
-    # Each layer is compiled for itself: a graph of the whole model would contain the gathering of weights.
-    for layer in model.layers:
-        if compile:
-            # Before fully_shard, whose hooks then run outside of the compiled graph.
-            layer.compile()
+    for layer in model.layers.values():
+        experts = getattr(layer.feed_forward, "experts", None)
+        expert_mesh = model.layout.expert_mesh
+        if experts is not None and expert_mesh is not None:
+            fully_shard(experts, mesh=expert_mesh, mp_policy=policy)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in model.modules():
@@ -190,15 +203,30 @@ def _synchronise_gradients(model: Transformer, now: bool) -> None:
         model.set_requires_gradient_sync(now)
 
 
-def _sum_over_ranks(value: Tensor, trainable: Trainable) -> Tensor:
-    if trainable.world > 1:
+def _sum_over(group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
+    if group is not None:
         # In place and asynchronous on GPUs: the host does not wait for the sum.
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=group)
     return value
 
 
-def _compute_gradient_norm(model: Transformer) -> Tensor:
-    return compute_gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+def _finish_gradients(model: Transformer) -> list[PlacedWeight]:
+    """The gradients after all passes, each of which counts once; they lack what other processes add after FSDP2."""
+    layout, gradients = model.layout, {}
+    for name, weight in model.place_weights().items():
+        if weight.tensor.grad is not None:
+            gradients[name] = weight.place(weight.tensor.grad)
+    # Of norms, each process of `layout.tensor` has the gradients of its tokens or heads.
+    partial = [gradient.local for gradient in gradients.values() if gradient.division.is_partial]
+    if partial:
+        # One exchange for all: each is small.
+        total = _sum_over(layout.tensor.group, torch.cat([each.flatten() for each in partial]))
+        sums = total.split([each.numel() for each in partial])
+        torch._foreach_copy_(partial, [part.view_as(each) for part, each in zip(sums, partial, strict=True)])
+    tied = "embedding.weight" if model.has_tied_copy else ""
+    if tied in gradients:
+        _sum_over(layout.ends, gradients[tied].local)
+    return [gradient for name, gradient in gradients.items() if name != tied or model.stage.is_first]
 
 
 def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:

@@ -1,0 +1,272 @@
+"""Every layout computes the losses and gradients of one process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from msgspec import structs
+
+from fakes.gloo import in_processes
+from primus.config.schema import ModelSpec, OptimizerConfig, ParallelConfig
+from primus.data.training.masks import DocumentHandling
+from primus.frameworks.native.engine.checkpoint import State, read_state, write_state
+from primus.frameworks.native.engine.generate import generate_tokens
+from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
+from primus.frameworks.native.engine.model import Stage, Transformer, build_model, initialize_weights
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.pipeline import Batch, choose_layers
+from primus.frameworks.native.engine.state import collect_moments, collect_weights
+from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
+from primus.session.ranks.torch_processes import TorchProcesses
+
+SPEC = ModelSpec(
+    num_layers=4,
+    hidden_size=32,
+    ffn_hidden_size=48,
+    num_attention_heads=8,
+    num_query_groups=4,
+    vocab_size=67,  # no number of processes divides it
+    max_position_embeddings=32,
+    qk_layernorm=True,
+    add_qkv_bias=True,
+)
+EXPERTS = structs.replace(
+    SPEC,
+    num_experts=8,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=24,
+    moe_shared_expert_intermediate_size=16,
+    moe_aux_loss_coeff=0.1,
+    moe_router_enable_expert_bias=True,
+    first_k_dense_replace=1,
+)
+TIED = structs.replace(SPEC, untie_embeddings_and_output_weights=False)
+LENGTH, NUM_MICRO_BATCHES = 32, 8
+TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
+EXPERT, MOE = "expert_model_parallel_size", {"spec": EXPERTS}
+PIPELINE, SHARDED, SEQUENCE = "pipeline_model_parallel_size", "use_distributed_optimizer", "sequence_parallel"
+TWO: list[dict[str, Any]] = [
+    {},
+    {SHARDED: False},
+    {TENSOR: 2},
+    {TENSOR: 2, SEQUENCE: True},
+    {CONTEXT: 2},
+    {CONTEXT: 2, SHARDED: False},
+    {PIPELINE: 2},
+]
+FOUR: list[dict[str, Any]] = [
+    {TENSOR: 4, SEQUENCE: True},
+    {CONTEXT: 4},
+    {PIPELINE: 4},
+    {TENSOR: 2, SEQUENCE: True},
+    {TENSOR: 2, SHARDED: False},
+    {TENSOR: 2, CONTEXT: 2},
+    {TENSOR: 2, CONTEXT: 2, SEQUENCE: True},
+    {PIPELINE: 2},
+    {PIPELINE: 2, SHARDED: False},
+    {PIPELINE: 2, TENSOR: 2, SEQUENCE: True},
+    {PIPELINE: 2, CONTEXT: 2},
+    {CONTEXT: 2, SHARDED: False},
+]
+EXPERTS_OF_FOUR: list[dict[str, Any]] = [
+    {EXPERT: 2},
+    {EXPERT: 4, SHARDED: False},
+    {EXPERT: 4, TENSOR: 2, SEQUENCE: True},
+    {EXPERT: 2, TENSOR: 2},
+    {EXPERT: 4, CONTEXT: 2, TENSOR: 2, SEQUENCE: True},
+    {TENSOR: 4, SEQUENCE: True},
+    {PIPELINE: 2, EXPERT: 2},
+    {PIPELINE: 2, EXPERT: 2, TENSOR: 2, SEQUENCE: True},
+]
+
+
+class GradientRecorder:
+    """In place of an optimizer: keeps the gradients that it is given."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self.model = model
+        self.gradients: dict[str, list[tuple[tuple[int, ...], torch.Tensor]]] = {}
+
+    def step(self) -> None:
+        for name, weight in self.model.place_weights().items():
+            assert weight.tensor.grad is not None, name
+            pieces = weight.place(weight.tensor.grad).list_pieces()
+            self.gradients[name] = [(piece.offsets, piece.local.clone()) for piece in pieces]
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        self.model.zero_grad(set_to_none=set_to_none)
+
+
+def batches(layout: Layout) -> list[Batch]:
+    """The micro batches of this process; all data ranks together have those of one process."""
+    tokens = torch.randint(67, (NUM_MICRO_BATCHES, 1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    own = tokens[layout.data.rank :: layout.data.size]
+    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in own]
+
+
+def build(
+    layout: Layout,
+    spec: ModelSpec = SPEC,
+    dtype: torch.dtype = torch.float64,
+    documents: bool = False,
+    recompute: bool = False,
+    **options: Any,
+) -> Trainable:
+    stages = layout.pipeline
+    stage = Stage(choose_layers(spec.num_layers, stages), stages.rank == 0, stages.rank == stages.size - 1)
+    model = build_model(spec, "meta", 1, dtype, layout, stage)
+    model.recompute = recompute
+    if documents:
+        model.documents = DocumentHandling(5, True, True)
+    trainable = prepare_model(model, device="cpu", **options)
+    initialize_weights(model, 1)
+    return trainable
+
+
+def compute(trainable: Trainable) -> dict[str, Any]:
+    """Loss, norm and gradients of a step, and the loss of an evaluation."""
+    recorder = GradientRecorder(trainable.model)
+    own = batches(trainable.model.layout)
+    result = train_step(trainable, recorder, own, learning_rate=1.0, clip_grad=0.0)  # type: ignore[arg-type]
+    evaluated = evaluate_batches(trainable, own)
+    return {"values": result.values, "evaluated": evaluated, "gradients": recorder.gradients}
+
+
+def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    world = dist.get_world_size()
+    found = []
+    for sizes in layouts:
+        layout = build_layout(ParallelConfig(**sizes), torch.device("cpu"), world)
+        found.append(compute(build(layout, **options)))
+    torch.save(found, folder / f"rank_{rank}")
+
+
+@pytest.mark.parametrize(
+    ("world", "layouts", "options"),
+    [
+        (2, TWO, {}),
+        (4, FOUR, {}),
+        (4, [{PIPELINE: 4}, {PIPELINE: 2, TENSOR: 2}, {TENSOR: 4, SEQUENCE: True}], {"spec": TIED}),
+        (2, [*TWO, {EXPERT: 2}, {EXPERT: 2, TENSOR: 2}, {EXPERT: 2, CONTEXT: 2}], MOE),
+        (4, EXPERTS_OF_FOUR, MOE),
+        (4, [{CONTEXT: 2, TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2, PIPELINE: 2}], {"documents": True}),
+    ],
+    ids=["two", "four", "tied embeddings", "experts of two", "experts of four", "documents"],
+)
+def test_a_layout_has_the_loss_and_the_gradients_of_one_process(
+    tmp_path: Path, world: int, layouts: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    in_processes(world, _compute_layouts, tmp_path, layouts, options)
+    ranks = [torch.load(tmp_path / f"rank_{rank}") for rank in range(world)]
+    one = compute(build(ALONE, **options))
+    for index, sizes in enumerate(layouts):
+        results = [found[index] for found in ranks]
+        for each in results:
+            torch.testing.assert_close(each["values"], one["values"], rtol=1e-12, atol=0, msg=f"{sizes}")
+            assert each["evaluated"] == pytest.approx(one["evaluated"], rel=1e-12), sizes
+        for name, [(_, expected)] in one["gradients"].items():
+            whole = torch.full_like(expected, torch.nan)
+            for each in results:
+                for offsets, part in each["gradients"].get(name, ()):
+                    whole[tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))] = part
+            torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12, msg=f"{sizes} {name}")
+
+
+SAVED = {PIPELINE: 2, TENSOR: 2, EXPERT: 2, SEQUENCE: True}
+RELOADED: list[dict[str, Any]] = [{}, {TENSOR: 4}, {PIPELINE: 4}, {EXPERT: 4, TENSOR: 2}, {SHARDED: False}]
+
+
+def collect_state(trainable: Trainable, optimizer: torch.optim.Optimizer) -> State:
+    return {**collect_weights(trainable.model), **collect_moments(trainable.model, optimizer)}
+
+
+def _save_and_reload(rank: int, folder: Path) -> None:
+    """Saves the state after a step of one layout; the others load it, and save what they have then."""
+    world = dist.get_world_size()
+    processes = TorchProcesses(rank, world, torch.device("cpu"), timedelta(minutes=1))
+    for number, sizes in enumerate([SAVED, *RELOADED]):
+        layout = build_layout(ParallelConfig(**sizes), torch.device("cpu"), world)
+        trainable = build(layout, EXPERTS)
+        optimizer = build_optimizer(trainable.model, OptimizerConfig())
+        if number == 0:
+            train_step(trainable, optimizer, batches(layout), learning_rate=0.1, clip_grad=1.0)
+        else:
+            read_state(collect_state(trainable, optimizer), folder / "0", processes)
+        write_state(collect_state(trainable, optimizer), folder / str(number), processes)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_checkpoint_of_one_layout_is_the_same_in_every_other(tmp_path: Path) -> None:
+    in_processes(4, _save_and_reload, tmp_path)
+    processes = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
+    found = []
+    for number in range(1 + len(RELOADED)):
+        trainable = build(ALONE, EXPERTS)
+        state = collect_state(trainable, build_optimizer(trainable.model, OptimizerConfig()))
+        read_state(state, tmp_path / str(number), processes)
+        found.append(state)
+    trainable = build(ALONE, EXPERTS)
+    optimizer = build_optimizer(trainable.model, OptimizerConfig())
+    train_step(trainable, optimizer, batches(ALONE), learning_rate=0.1, clip_grad=1.0)
+    for name, expected in collect_state(trainable, optimizer).items():
+        torch.testing.assert_close(found[0][name], expected, rtol=1e-9, atol=1e-12, check_dtype=False, msg=name)
+        for other in found[1:]:
+            assert torch.equal(found[0][name], other[name]), name
+
+
+def _train_in_float32(rank: int, folder: Path, layouts: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    losses = []
+    for sizes in layouts:
+        layout = build_layout(ParallelConfig(**sizes), torch.device("cpu"), dist.get_world_size())
+        losses.append(train_in_float32(layout, **options))
+    torch.save(losses, folder / f"rank_{rank}")
+
+
+def train_in_float32(layout: Layout, steps: int = 20, bf16: bool = False, **options: Any) -> list[float]:
+    trainable = build(layout, dtype=torch.float32, **options)
+    trainable.model.compute_dtype = torch.bfloat16 if bf16 else None
+    optimizer = build_optimizer(trainable.model, OptimizerConfig())
+    results = [
+        train_step(trainable, optimizer, batches(layout), learning_rate=1e-3, clip_grad=1.0) for _ in range(steps)
+    ]
+    return [result.loss for result in results]
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [({}, 5e-5), ({"bf16": True, "steps": 3}, 1e-2), ({"recompute": True, "steps": 3}, 1e-6)],
+    ids=["float32", "bf16", "recompute"],
+)
+def test_the_losses_of_layouts_in_float32_are_those_of_one_process(
+    tmp_path: Path, options: dict[str, Any], tolerance: float
+) -> None:
+    layouts: list[dict[str, Any]] = [{TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}, {PIPELINE: 2}]
+    in_processes(2, _train_in_float32, tmp_path, layouts, options)
+    expected = train_in_float32(ALONE, **options)
+    assert expected[-1] < expected[0]
+    for rank in range(2):
+        for sizes, losses in zip(layouts, torch.load(tmp_path / f"rank_{rank}"), strict=True):
+            assert losses == pytest.approx(expected, rel=tolerance), sizes
+            assert losses[0] == pytest.approx(expected[0], rel=1e-2 if options.get("bf16") else 1e-6), sizes
+
+
+def _generate(rank: int, folder: Path, layouts: list[dict[str, Any]]) -> None:
+    found = []
+    for sizes in layouts:
+        model = build(build_layout(ParallelConfig(**sizes), torch.device("cpu"), dist.get_world_size())).model
+        found.append(generate_tokens(model, [1, 2, 3], 8, 0.8, 5))
+    torch.save(found, folder / f"rank_{rank}")
+
+
+def test_processes_that_share_a_model_generate_the_tokens_of_one(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [{TENSOR: 2}, {TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}]
+    in_processes(2, _generate, tmp_path, layouts)
+    expected = generate_tokens(build(ALONE).model, [1, 2, 3], 8, 0.8, 5)
+    for rank in range(2):
+        assert torch.load(tmp_path / f"rank_{rank}") == [expected] * len(layouts)
