@@ -182,24 +182,29 @@ def is_state_sharded(model: nn.Module) -> bool:
     )
 
 
-def measure_applied_norm(optimizers: Iterable[Any]) -> float | None:
-    """Norm of the gradient that AdamW got in its only step so far, from its first moments; None if it took more.
+def find_applied_gradients(optimizers: Iterable[Any]) -> dict[Tensor, Tensor] | None:
+    """By parameter, the gradient that AdamW got in its only step so far, from its first moments; None if it took more.
 
-    The first moment is then (1 - beta1) times the gradient, as clipped. Every process must call it.
+    The first moment is then (1 - beta1) times the gradient, as clipped.
     """
-    norms = []
+    found: dict[Tensor, Tensor] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
-            if "betas" not in group or any(
-                float(state.get("step", 0)) != 1 or "exp_avg" not in state for state in states
-            ):
-                return None
-            for moment in (state["exp_avg"] for state in states):
-                wide_dtype = torch.promote_types(moment.dtype, torch.float32)
-                norms.append(torch.linalg.vector_norm(moment, dtype=wide_dtype) / (1 - group["betas"][0]))
-    if not norms:
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if "betas" not in group or float(state.get("step", 0)) != 1 or "exp_avg" not in state:
+                    return None
+                wide_dtype = torch.promote_types(state["exp_avg"].dtype, torch.float32)
+                found[parameter] = state["exp_avg"].to(wide_dtype) / (1 - group["betas"][0])
+    return found
+
+
+def measure_applied_norm(optimizers: Iterable[Any]) -> float | None:
+    """Norm of `find_applied_gradients`; every process must call it."""
+    gradients = find_applied_gradients(optimizers)
+    if not gradients:
         return None
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return float(torch.linalg.vector_norm(torch.stack(whole)))
 

@@ -165,6 +165,10 @@ class Transformer(nn.Module):
         whole = self.stage.is_first and self.stage.is_last
         return not whole and self.embedding is not None and not self.spec.untie_embeddings_and_output_weights
 
+    def is_copy(self, name: str) -> bool:
+        """Whether a weight is that of another stage."""
+        return name == "embedding.weight" and self.has_tied_copy and not self.stage.is_first
+
     def place_weights(self) -> dict[str, PlacedWeight]:
         """The weights of this process by name, with those of adapters."""
         return {

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from primus.frameworks.native.engine.adapters import Adapter
+from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
+from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.step import Trainable
 from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.settings.torch_settings import (
     StepWatch,
+    find_applied_gradients,
     is_model_compiled,
     is_state_sharded,
-    measure_applied_norm,
     read_torch_settings,
 )
 
@@ -44,10 +46,20 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
     yield "sequence_parallel", layout.sequence_parallel
     if layout.data.size > 1:  # else there is nothing to shard
         yield "use_distributed_optimizer", is_state_sharded(model)
-    yield APPLIED_NORM, measure_applied_norm([optimizer])
+    yield APPLIED_NORM, _measure_applied_norm(model, optimizer)
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     yield "peft", "lora" if adapters else "none"
     if adapters:
         yield "peft_dim", adapters[0].down_RD.shape[0]
         yield "peft_alpha", round(adapters[0].scale * adapters[0].down_RD.shape[0])
         yield "peft_dropout", adapters[0].dropout
+
+
+def _measure_applied_norm(model: Transformer, optimizer: torch.optim.Optimizer) -> float | None:
+    """Norm of the gradient that AdamW got in its only step so far; every process must call it."""
+    applied = find_applied_gradients([optimizer])
+    if not applied:
+        return None
+    own = {name: weight for name, weight in model.place_weights().items() if weight.tensor in applied}
+    gradients = [weight.place(applied[weight.tensor]) for name, weight in own.items() if not model.is_copy(name)]
+    return float(compute_gradient_norm(gradients, model.layout.pipeline))

@@ -223,10 +223,9 @@ def _finish_gradients(model: Transformer) -> list[PlacedWeight]:
         total = _sum_over(layout.tensor.group, torch.cat([each.flatten() for each in partial]))
         sums = total.split([each.numel() for each in partial])
         torch._foreach_copy_(partial, [part.view_as(each) for part, each in zip(sums, partial, strict=True)])
-    tied = "embedding.weight" if model.has_tied_copy else ""
-    if tied in gradients:
-        _sum_over(layout.ends, gradients[tied].local)
-    return [gradient for name, gradient in gradients.items() if name != tied or model.stage.is_first]
+    if model.has_tied_copy:
+        _sum_over(layout.ends, gradients["embedding.weight"].local)
+    return [gradient for name, gradient in gradients.items() if not model.is_copy(name)]
 
 
 def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
