@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import torch.distributed as dist
 from msgspec import structs
 
 from fakes.gloo import in_processes
+from primus import experiment
 from primus.config.schema import ModelSpec, OptimizerConfig, ParallelConfig
 from primus.data.training.masks import DocumentHandling
+from primus.errors import UsageError
+from primus.frameworks import native
 from primus.frameworks.native.engine.checkpoint import State, read_state, write_state
 from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
@@ -22,6 +26,8 @@ from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
+from primus.models.model_checks import check_parallel
+from primus.runs.store import Run
 from primus.session.ranks.torch_processes import TorchProcesses
 
 SPEC = ModelSpec(
@@ -270,3 +276,27 @@ def test_processes_that_share_a_model_generate_the_tokens_of_one(tmp_path: Path)
     expected = generate_tokens(build(ALONE).model, [1, 2, 3], 8, 0.8, 5)
     for rank in range(2):
         assert torch.load(tmp_path / f"rank_{rank}") == [expected] * len(layouts)
+
+
+def check(run: Run) -> None:
+    found = experiment.read_run_experiment(run)
+    check_parallel(found.trainer.model, found.trainer.parallel, found.trainer.training.seq_length)
+    native.check(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "hint"),
+    [
+        ({TENSOR: 4, "num_query_groups": 2}, "4 does not divide num_query_groups 2", "tensor_model_parallel_size: 2"),
+        ({EXPERT: 3, "num_experts": 8}, "3 does not divide num_experts 8", "use one of 1, 2, 4, 8"),
+        ({PIPELINE: 3}, "3 does not divide num_layers 2", "use one of 1, 2"),
+        ({CONTEXT: 2, "seq_length": 34}, "34 does not divide into 4 equal parts", "use a multiple of 4"),
+        ({TENSOR: 2, "num_experts": 8, "seq_length": 33}, "33 tokens of a process do not", "use a multiple of 2"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_the_valid_choices(
+    make_run: Callable[..., Run], changes: dict[str, Any], problem: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=problem) as error:
+        check(make_run(**changes))
+    assert hint in error.value.hint

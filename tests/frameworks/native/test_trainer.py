@@ -395,11 +395,6 @@ def experiment(tmp_path: Path, **settings: Any) -> Experiment:
         ("attention_sinks", True),
         ("activation_clamp", 7.0),
         ("add_bias_linear", True),
-        ("tensor_model_parallel_size", 2),
-        ("pipeline_model_parallel_size", 2),
-        ("context_parallel_size", 2),
-        ("expert_model_parallel_size", 2),
-        ("sequence_parallel", True),
     ],
 )
 def test_what_native_does_not_build_is_refused_by_its_field(tmp_path: Path, field: str, value: Any) -> None:
