@@ -26,7 +26,7 @@ from primus.frameworks.native.engine.layout import ALONE, Layout
 from primus.frameworks.native.engine.loss import HeadPart, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
-from primus.frameworks.native.engine.placement import PlacedWeight, find_begin, find_division, share
+from primus.frameworks.native.engine.placement import Division, PlacedWeight, find_begin, find_division, share
 from primus.frameworks.native.support import check_model
 from primus.models.counts import LayerKind, head_dim, list_layers, num_query_groups
 
@@ -129,6 +129,7 @@ class Transformer(nn.Module):
         self.loss_chunk_size: int | None = None
         """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
         self.documents: DocumentHandling | None = None
+        self._divisions: dict[str, Division] = {}
         self.adapters: AdapterSettings | None = None
         tied = not spec.untie_embeddings_and_output_weights
         is_first, is_last = self.stage.is_first, self.stage.is_last
@@ -171,10 +172,11 @@ class Transformer(nn.Module):
 
     def place_weights(self) -> dict[str, PlacedWeight]:
         """The weights of this process by name, with those of adapters."""
-        return {
-            name: PlacedWeight(weight, find_division(name, self.spec, self.layout))
-            for name, weight in self.named_parameters()
-        }
+        named = dict(self.named_parameters())
+        # Each step asks for them: sharding replaces the parameters, but not their names.
+        for name in named.keys() - self._divisions.keys():
+            self._divisions[name] = find_division(name, self.spec, self.layout)
+        return {name: PlacedWeight(weight, self._divisions[name]) for name, weight in named.items()}
 
     def forward(
         self,
