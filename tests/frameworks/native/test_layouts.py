@@ -51,6 +51,18 @@ EXPERTS = structs.replace(
     moe_router_enable_expert_bias=True,
     first_k_dense_replace=1,
 )
+LATENT = structs.replace(
+    EXPERTS,
+    multi_latent_attention=True,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_head_dim=8,
+    qk_pos_emb_head_dim=4,
+    v_head_dim=8,
+    qk_layernorm=False,
+    add_qkv_bias=False,
+    num_query_groups=None,
+)
 TIED = structs.replace(SPEC, untie_embeddings_and_output_weights=False)
 LENGTH, NUM_MICRO_BATCHES = 32, 8
 TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
@@ -88,6 +100,11 @@ EXPERTS_OF_FOUR: list[dict[str, Any]] = [
     {TENSOR: 4, SEQUENCE: True},
     {PIPELINE: 2, EXPERT: 2},
     {PIPELINE: 2, EXPERT: 2, TENSOR: 2, SEQUENCE: True},
+]
+LATENT_OF_FOUR: list[dict[str, Any]] = [
+    {TENSOR: 2, CONTEXT: 2},
+    {TENSOR: 4, EXPERT: 2, SEQUENCE: True},
+    {PIPELINE: 2, CONTEXT: 2},
 ]
 
 
@@ -161,9 +178,10 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         (4, [{PIPELINE: 4}, {PIPELINE: 2, TENSOR: 2}, {TENSOR: 4, SEQUENCE: True}], {"spec": TIED}),
         (2, [*TWO, {EXPERT: 2}, {EXPERT: 2, TENSOR: 2}, {EXPERT: 2, CONTEXT: 2}], MOE),
         (4, EXPERTS_OF_FOUR, MOE),
+        (4, LATENT_OF_FOUR, {"spec": LATENT}),
         (4, [{CONTEXT: 2, TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2, PIPELINE: 2}], {"documents": True}),
     ],
-    ids=["two", "four", "tied embeddings", "experts of two", "experts of four", "documents"],
+    ids=["two", "four", "tied embeddings", "experts of two", "experts of four", "latent attention", "documents"],
 )
 def test_a_layout_has_the_loss_and_the_gradients_of_one_process(
     tmp_path: Path, world: int, layouts: list[dict[str, Any]], options: dict[str, Any]

@@ -314,7 +314,8 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
-        mixed_BHSC = attend(*(each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC)), mask, self.layout.context)
+        context = self.layout.context
+        mixed_BHSC = attend(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask, context)
         return leave_tensor_region(self.output(mixed_BHSC.transpose(1, 2).flatten(2)), self.layout)
 
 
