@@ -21,7 +21,7 @@ from primus.frameworks import native
 from primus.frameworks.native.engine.checkpoint import State, read_state, write_state
 from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
-from primus.frameworks.native.engine.model import Stage, Transformer, build_model, initialize_weights
+from primus.frameworks.native.engine.model import StageLayers, Transformer, build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
@@ -142,7 +142,7 @@ def build(
     **options: Any,
 ) -> Trainable:
     stages = layout.pipeline
-    stage = Stage(choose_layers(spec.num_layers, stages), stages.rank == 0, stages.rank == stages.size - 1)
+    stage = StageLayers(choose_layers(spec.num_layers, stages), stages.rank == 0, stages.rank == stages.size - 1)
     model = build_model(spec, "meta", 1, dtype, layout, stage)
     model.recompute = recompute
     if documents:

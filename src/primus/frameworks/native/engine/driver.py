@@ -20,7 +20,7 @@ from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
 from primus.frameworks.native.engine.layout import build_layout
 from primus.frameworks.native.engine.model import (
-    Stage,
+    StageLayers,
     Transformer,
     build_model,
     fill_frequencies,
@@ -193,7 +193,7 @@ class NativeEngine(Engine):
         trainer = session.trainer
         training = trainer.training
         stages = self._layout.pipeline
-        stage = Stage(
+        stage = StageLayers(
             choose_layers(trainer.model.num_layers, stages),
             is_first=stages.rank == 0,
             is_last=stages.rank == stages.size - 1,

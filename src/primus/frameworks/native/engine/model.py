@@ -44,7 +44,7 @@ def build_model(
     seed: int,
     dtype: torch.dtype = torch.float32,
     layout: Layout = ALONE,
-    stage: Stage | None = None,
+    stage: StageLayers | None = None,
 ) -> Transformer:
     """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
 
@@ -95,7 +95,7 @@ def _list_own_weights(model: Transformer) -> list[tuple[str, PlacedWeight]]:
     return [(name, weight) for name, weight in placed.items() if ADAPTER not in name]
 
 
-class Stage(NamedTuple):
+class StageLayers(NamedTuple):
     """Consecutive layers of a model: a pipeline stage, or all of them."""
 
     layers: range
@@ -117,11 +117,11 @@ class Transformer(nn.Module):
     frequencies: Tensor
     """Rotary frequencies [C / 2], in float32 or wider; not part of the state."""
 
-    def __init__(self, spec: ModelSpec, layout: Layout = ALONE, stage: Stage | None = None) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout = ALONE, stage: StageLayers | None = None) -> None:
         check_model(spec)
         super().__init__()
         self.spec, self.layout = spec, layout
-        self.stage = stage or Stage(range(spec.num_layers))
+        self.stage = stage or StageLayers(range(spec.num_layers))
         self.compute_dtype: torch.dtype | None = None
         """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
         self.recompute = False

@@ -83,7 +83,7 @@ def find_division(name: str, spec: ModelSpec, layout: Layout) -> Division:
     return Division(is_partial=layout.tensor.size > 1 and (layout.sequence_parallel or name.endswith(OWN_GRADIENTS)))
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """A part of a weight that is contiguous in the whole."""
 
     local: Tensor
@@ -139,7 +139,7 @@ class PlacedWeight:
                 index[0] = slice(low - begin, high - begin)
                 local[low - offsets[0] : high - offsets[0]].copy_(rows[tuple(index)])
 
-    def list_pieces(self) -> list[Piece]:
+    def list_pieces(self) -> list[WeightPiece]:
         """The pieces of this process."""
         local = self.local
         begins = [0] * local.dim()
@@ -149,10 +149,10 @@ class PlacedWeight:
             )
             begins = list(offsets)
         if self.division.axis.size == 1:
-            return [Piece(local, tuple(begins))] if local.numel() else []
+            return [WeightPiece(local, tuple(begins))] if local.numel() else []
         return list(self._cut_blocks(local, begins))
 
-    def _cut_blocks(self, local: Tensor, begins: Sequence[int]) -> Iterator[Piece]:
+    def _cut_blocks(self, local: Tensor, begins: Sequence[int]) -> Iterator[WeightPiece]:
         """The part of each block that FSDP2 has left to this process."""
         axis, dim = self.division.axis, self.division.dim
         own_begin = whole_begin = 0
@@ -163,5 +163,5 @@ class PlacedWeight:
             if low < high and local.numel():
                 offsets = list(begins)
                 offsets[dim] = whole_begin + first + low - own_begin
-                yield Piece(local.narrow(dim, low - begins[dim], high - low), tuple(offsets))
+                yield WeightPiece(local.narrow(dim, low - begins[dim], high - low), tuple(offsets))
             own_begin, whole_begin = own_begin + num_own, whole_begin + size

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from primus.frameworks.native.engine.model import Transformer
-from primus.frameworks.native.engine.placement import Piece, PlacedWeight
+from primus.frameworks.native.engine.placement import WeightPiece, PlacedWeight
 
 WEIGHT = "model."
 """Prefix of a weight's name."""
@@ -24,10 +24,10 @@ class StoredWeight(Tensor):
     """The pieces of a weight that this process has, as torch.distributed.checkpoint saves and loads them whatever the
     layout is. The tensor itself has the shape of the whole weight and no memory."""
 
-    pieces: list[Piece]
+    pieces: list[WeightPiece]
 
     @staticmethod
-    def __new__(cls, shape: torch.Size, dtype: torch.dtype, pieces: list[Piece]) -> StoredWeight:
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, pieces: list[WeightPiece]) -> StoredWeight:
         stored: StoredWeight = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         stored.pieces = pieces
         return stored
@@ -62,7 +62,7 @@ class StoredWeight(Tensor):
         return next(piece.local for piece in self.pieces if torch.Size(piece.offsets) == index.offset)
 
 
-def _describe_chunk(piece: Piece) -> ChunkStorageMetadata:
+def _describe_chunk(piece: WeightPiece) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=piece.local.shape)
 
 
