@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from primus.frameworks.native.engine.model import Transformer
-from primus.frameworks.native.engine.placement import WeightPiece, PlacedWeight
+from primus.frameworks.native.engine.placement import PlacedWeight, WeightPiece
 
 WEIGHT = "model."
 """Prefix of a weight's name."""
