@@ -27,8 +27,11 @@ YARN = {"rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_positio
 # transformers' norms of latents have this epsilon, whatever config.json says.
 DEEPSEEK = {**LATENT, "num_query_groups": None, "kv_channels": None, "num_experts": 8, "norm_epsilon": 1e-6}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": SPARSE["mixtral"],
+    "mistral": {"window_size": 5},
+    "mixtral": {**SPARSE["mixtral"], "window_size": 5},
     "qwen3_moe": SPARSE["qwen3_moe"],
+    "gpt_oss": {**SPARSE["gpt_oss"], **YARN, "yarn_correction_range_round_to_int": False, "activation_clamp": 7.0}
+    | {"window_size": 5, "window_layer_period": 2},
     "deepseek_v2 lite": {**DEEPSEEK, **YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
     "deepseek_v2": {**DEEPSEEK, "q_lora_rank": 14, "moe_router_num_groups": 4}
     | {"moe_router_group_topk": 2, "moe_router_topk_scaling_factor": 16.0},

@@ -176,8 +176,6 @@ def test_llama3_rope_keeps_short_wavelengths_and_stretches_long_ones() -> None:
     [
         ("moe_shared_expert_gate", {"num_experts": 8, "moe_shared_expert_gate": True}),
         ("mtp_num_layers", {"mtp_num_layers": 1}),
-        ("window_size", {"window_size": 128}),
-        ("attention_sinks", {"attention_sinks": True}),
         ("activation_clamp", {"activation_clamp": 7.0}),
         ("add_bias_linear", {"add_bias_linear": True}),
         ("num_query_groups", {"num_query_groups": 3}),

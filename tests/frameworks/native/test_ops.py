@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from primus.frameworks.native.engine import ops
+from primus.frameworks.native.engine import documents, ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Relative to the norm: float32 keeps 24 bits of mantissa and bfloat16 8, through at most about ten operations."""
@@ -87,3 +87,27 @@ def test_attention_takes_the_layout_that_the_packed_projection_gives() -> None:
     ops.causal_attention(*copies).sum().backward()
     expected = torch.cat([copy.grad.transpose(1, 2) for copy in copies], 2)
     assert relative_error(packed.grad, expected.double()) < 1e-2
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_sink_takes_a_share_of_the_attention_and_adds_nothing(window: int | None) -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, heads, 7, 4, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
+    sinks = torch.randn(4, dtype=torch.float64, generator=generator).requires_grad_()
+    mask = None if window is None else documents.limit_to_window(None, window, 7, q.device)
+    distance = torch.arange(7)[:, None] - torch.arange(7)[None, :]
+    visible = (distance >= 0) & (distance < (window or 7))
+    scores = (q @ k.repeat_interleave(2, 1).mT / 2.0).masked_fill(~visible, -torch.inf)
+    shares = torch.cat((scores, sinks.view(1, 4, 1, 1).expand(2, -1, 7, -1)), -1).softmax(-1)[..., :-1]
+    expected = shares @ v.repeat_interleave(2, 1)
+    found = ops.causal_attention(q, k, v, mask, sinks)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    ours, plain = (torch.autograd.grad(each.square().sum(), sinks) for each in (found, expected))
+    torch.testing.assert_close(ours, plain, rtol=1e-11, atol=1e-12)
+
+
+def test_a_window_stays_within_documents() -> None:
+    """The second document begins at position 4."""
+    whole = documents.build_attention_mask(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
+    mask = documents.limit_to_window(whole, 3, 8, whole.device)[0, 0]
+    assert [row.nonzero().flatten().tolist() for row in mask][3:] == [[1, 2, 3], [4], [4, 5], [4, 5, 6], [5, 6, 7]]

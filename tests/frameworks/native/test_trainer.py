@@ -391,8 +391,6 @@ def experiment(tmp_path: Path, **settings: Any) -> Experiment:
     ("field", "value"),
     [
         ("mtp_num_layers", 1),
-        ("window_size", 128),
-        ("attention_sinks", True),
         ("activation_clamp", 7.0),
         ("add_bias_linear", True),
     ],
@@ -401,6 +399,13 @@ def test_what_native_does_not_build_is_refused_by_its_field(tmp_path: Path, fiel
     with pytest.raises(UsageError, match=f"^{field}: {str(value).lower()}: native does not support") as error:
         native.check(experiment(tmp_path, **{field: value}))
     assert error.value.hint
+
+
+@pytest.mark.parametrize("layout", ["tensor_model_parallel_size", "context_parallel_size"])
+def test_windows_are_refused_where_a_process_has_a_part_of_the_attention(tmp_path: Path, layout: str) -> None:
+    native.check(experiment(tmp_path, window_size=16))
+    with pytest.raises(UsageError, match=f"{layout}: native does not support it for a model with window_size"):
+        native.check(experiment(tmp_path, window_size=16, **{layout: 2}))
 
 
 def test_what_native_builds_is_accepted(tmp_path: Path) -> None:

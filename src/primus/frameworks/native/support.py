@@ -9,11 +9,12 @@ from msgspec import structs
 
 from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, Trainer
+from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.models import model_checks
-from primus.models.counts import num_query_groups
+from primus.models.counts import num_dense_layers, num_query_groups
 from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
@@ -32,6 +33,8 @@ def check(experiment: Experiment) -> None:
     """
     trainer = experiment.trainer
     check_key_rules("native", read_key_rules(FOLDER), trainer)
+    if trainer.model.add_bias_linear or trainer.model.activation_clamp:
+        _check_dense_layers(trainer.model)
     _check_rewinds(trainer)
     _check_layout(trainer)
     check_session(trainer, "native")
@@ -48,6 +51,16 @@ def check_model(spec: ModelSpec) -> None:
     """
     check_key_rules("native", read_key_rules(FOLDER), Trainer(model=spec))
     model_checks.check(spec)
+    _check_dense_layers(spec)
+
+
+def _check_dense_layers(spec: ModelSpec) -> None:
+    """Refuse what only routed experts have here."""
+    for key in ("add_bias_linear", "activation_clamp"):
+        value = getattr(spec, key)
+        if value and (num_dense_layers(spec) or spec.moe_shared_expert_intermediate_size):
+            problem = f"{key}: {format_yaml_value(value)}: native does not support it outside of routed experts"
+            raise UsageError(problem, "choose another framework")
 
 
 def _check_rewinds(trainer: Trainer) -> None:
@@ -80,6 +93,10 @@ def _check_layout(trainer: Trainer) -> None:
     if groups % size:
         key = "tensor_model_parallel_size"
         raise UsageError(f"{key}: {size} does not divide num_query_groups {groups}", f"set {key}: {gcd(size, groups)}")
+    for key in ("window_size", "attention_sinks", "add_bias_linear"):
+        if getattr(trainer.model, key) and max(size, trainer.parallel.context_parallel_size) > 1:
+            name = "tensor_model_parallel_size" if size > 1 else "context_parallel_size"
+            raise UsageError(f"{name}: native does not support it for a model with {key}", f"set {name}: 1")
     tokens = trainer.training.seq_length // trainer.parallel.context_parallel_size
     if trainer.model.num_experts and tokens % size:
         raise UsageError(

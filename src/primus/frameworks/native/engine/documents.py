@@ -27,6 +27,12 @@ def compute_positions(document_BS: Tensor) -> Tensor:
     return index_S - torch.where(begins_BS, index_S, 0).cummax(1).values
 
 
+def limit_to_window(mask: Tensor | None, window: int, length: int, device: torch.device) -> Tensor:
+    """Which of the keys of `mask` (None: all that are not later) are among the last `window`; [B or 1, 1, S, S]."""
+    visible = torch.ones((1, 1, length, length), dtype=torch.bool, device=device).tril() if mask is None else mask
+    return visible.triu(1 - window)
+
+
 def build_attention_mask(document_BS: Tensor) -> Tensor:
     """Whether a query may see a key: not later, and of the same document; [B, 1, S, S]."""
     same_BSS = document_BS[:, :, None] == document_BS[:, None, :]

@@ -6,7 +6,7 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -207,11 +207,13 @@ class Transformer(nn.Module):
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
+        masks = self._limit_to_windows(mask, tokens_BS)
         for layer in self.layers.values():
+            visible = masks.get(_get_window(layer), mask)
             if self.recompute and torch.is_grad_enabled():
-                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, loss_weight, use_reentrant=False)
+                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, visible, loss_weight, use_reentrant=False)
             else:
-                hidden_BSD = layer(hidden_BSD, rotation, mask, loss_weight)
+                hidden_BSD = layer(hidden_BSD, rotation, visible, loss_weight)
         if self.norm is not None:
             hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None or not self.stage.is_last:
@@ -222,6 +224,16 @@ class Transformer(nn.Module):
         if tensor.size > 1:
             part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part)
+
+    def _limit_to_windows(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor]:
+        """The masks of layers with a window that is shorter than the sequence, by window."""
+        length = tokens_BS.shape[1]
+        windows = {_get_window(layer) for layer in self.layers.values()}
+        return {
+            window: documents.limit_to_window(mask, window, length, tokens_BS.device)
+            for window in windows
+            if window is not None and window < length
+        }
 
     def _compute_loss_weight(self, targets_BS: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """Share of these targets in the mean loss, with which losses of routers count; None if there are none."""
@@ -271,6 +283,7 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, spec: ModelSpec, kind: LayerKind, layout: Layout) -> None:
         super().__init__()
+        self.window = kind.window
         self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         self.attention = (LatentAttention if spec.multi_latent_attention else Attention)(spec, layout)
         self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
@@ -285,6 +298,10 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation, mask)
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD), loss_weight)
+
+
+def _get_window(layer: nn.Module) -> int | None:
+    return cast(TransformerLayer, layer).window
 
 
 def _build_feed_forward(spec: ModelSpec, kind: LayerKind, layout: Layout) -> nn.Module:
@@ -303,8 +320,9 @@ class Attention(nn.Module):
         self.heads = share(spec.num_attention_heads, layout.tensor)
         self.groups = share(num_query_groups(spec), layout.tensor)
         width = (self.heads + 2 * self.groups) * self.head_dim
-        self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias)
-        self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=False)
+        self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias or spec.add_bias_linear)
+        self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=spec.add_bias_linear)
+        self.sinks = nn.Parameter(torch.empty(self.heads)) if spec.attention_sinks else None
         self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
         self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
 
@@ -314,8 +332,11 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
-        context = self.layout.context
-        mixed_BHSC = attend(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask, context)
+        q_BHSC, k_BKSC, v_BKSC = (each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC))
+        if self.sinks is None:
+            mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context)
+        else:
+            mixed_BHSC = ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, self.sinks)
         return leave_tensor_region(self.output(mixed_BHSC.transpose(1, 2).flatten(2)), self.layout)
 
 

@@ -70,7 +70,9 @@ def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-def causal_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
+def causal_attention(
+    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None, sinks_H: Tensor | None = None
+) -> Tensor:
     """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
 
     Args:
@@ -78,7 +80,10 @@ def causal_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tenso
         k_BKSC: Keys.
         v_BKSC: Values.
         mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
+        sinks_H: For each head the logit of one more key, which has no value (gpt-oss).
     """
+    if sinks_H is not None:
+        return _attend_with_sinks(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     if mask is not None:
         return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, mask)
     is_whole = q_BHSC.shape[2] == k_BKSC.shape[2]
@@ -100,6 +105,18 @@ def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tens
     num_queries = q_BHSC.shape[1] // k_BKSC.shape[1]
     k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
     return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
+
+
+def _attend_with_sinks(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, sinks_H: Tensor) -> Tensor:
+    """The sink is a last key of zeros, whose logit is its entry in the mask: torch's kernels know no sinks."""
+    length = q_BHSC.shape[2]
+    if mask is None:
+        mask = torch.ones((1, 1, length, length), dtype=torch.bool, device=q_BHSC.device).tril()
+    hidden = torch.zeros(mask.shape, dtype=q_BHSC.dtype, device=q_BHSC.device).masked_fill(~mask, -math.inf)
+    heads = hidden.expand(-1, q_BHSC.shape[1], -1, -1)
+    sinks = sinks_H.to(q_BHSC.dtype).view(1, -1, 1, 1).expand(hidden.shape[0], -1, length, -1)
+    k_BKSC, v_BKSC = (F.pad(x, (0, 0, 0, 1)) for x in (k_BKSC, v_BKSC))
+    return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, torch.cat((heads, sinks), -1))
 
 
 def _is_eager_on_cpu(x: Tensor) -> bool:

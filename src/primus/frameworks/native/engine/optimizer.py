@@ -13,11 +13,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 
     Build it after `step.prepare_model`, which replaces the parameters of a sharded model.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # Biases of experts are stacked to matrices.
+            (others if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.lr,
