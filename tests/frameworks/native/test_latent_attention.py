@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine import rope
+from primus.frameworks.native.engine.layout import ALONE
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.models.counts import head_dim
 
@@ -42,7 +43,7 @@ def test_values_may_be_narrower_or_wider_than_keys(widths: dict[str, Any]) -> No
         num_layers=1, hidden_size=32, ffn_hidden_size=32, num_attention_heads=3, vocab_size=64,
         multi_latent_attention=True, kv_lora_rank=20, qk_head_dim=16, qk_pos_emb_head_dim=8, **widths,
     )  # fmt: skip
-    layer = LatentAttention(spec).double()
+    layer = LatentAttention(spec, ALONE).double()
     x = torch.randn(2, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rotation = rope.compute_tables(rope.compute_frequencies(spec, 8).double(), 9, torch.float64)
     torch.testing.assert_close(layer(x, rotation), attend_plainly(layer, spec, x), rtol=1e-10, atol=1e-12)
