@@ -63,6 +63,19 @@ LATENT = structs.replace(
     add_qkv_bias=False,
     num_query_groups=None,
 )
+SINKS = structs.replace(
+    SPEC,
+    num_experts=8,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=24,
+    add_bias_linear=True,
+    attention_sinks=True,
+    window_size=7,
+    window_layer_period=2,
+    activation_clamp=7.0,
+    qk_layernorm=False,
+    add_qkv_bias=False,
+)
 TIED = structs.replace(SPEC, untie_embeddings_and_output_weights=False)
 LENGTH, NUM_MICRO_BATCHES = 32, 8
 TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
@@ -105,6 +118,11 @@ LATENT_OF_FOUR: list[dict[str, Any]] = [
     {TENSOR: 2, CONTEXT: 2},
     {TENSOR: 4, EXPERT: 2, SEQUENCE: True},
     {PIPELINE: 2, CONTEXT: 2},
+]
+SINKS_OF_FOUR: list[dict[str, Any]] = [
+    {TENSOR: 2, CONTEXT: 2},
+    {TENSOR: 4, EXPERT: 2, SEQUENCE: True},
+    {PIPELINE: 2, CONTEXT: 2, EXPERT: 2},
 ]
 
 
@@ -149,6 +167,9 @@ def build(
         model.documents = DocumentHandling(5, True, True)
     trainable = prepare_model(model, device="cpu", **options)
     initialize_weights(model, 1)
+    for name, weight in model.place_weights().items():
+        if name.endswith(("bias", "sinks")):  # which begin alike, as a bias that is added twice would not show
+            weight.fill(torch.linspace(-0.5, 0.5, weight.shape.numel(), dtype=dtype).view(weight.shape))
     return trainable
 
 
@@ -179,9 +200,21 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         (2, [*TWO, {EXPERT: 2}, {EXPERT: 2, TENSOR: 2}, {EXPERT: 2, CONTEXT: 2}], MOE),
         (4, EXPERTS_OF_FOUR, MOE),
         (4, LATENT_OF_FOUR, {"spec": LATENT}),
+        (4, SINKS_OF_FOUR, {"spec": SINKS}),
+        (4, [{CONTEXT: 2, TENSOR: 2}], {"spec": SINKS, "documents": True}),
         (4, [{CONTEXT: 2, TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2, PIPELINE: 2}], {"documents": True}),
     ],
-    ids=["two", "four", "tied embeddings", "experts of two", "experts of four", "latent attention", "documents"],
+    ids=[
+        "two",
+        "four",
+        "tied embeddings",
+        "experts of two",
+        "experts of four",
+        "latent attention",
+        "sinks",
+        "documents and sinks",
+        "documents",
+    ],
 )
 def test_a_layout_has_the_loss_and_the_gradients_of_one_process(
     tmp_path: Path, world: int, layouts: list[dict[str, Any]], options: dict[str, Any]

@@ -401,15 +401,9 @@ def test_what_native_does_not_build_is_refused_by_its_field(tmp_path: Path, fiel
     assert error.value.hint
 
 
-@pytest.mark.parametrize("layout", ["tensor_model_parallel_size", "context_parallel_size"])
-def test_windows_are_refused_where_a_process_has_a_part_of_the_attention(tmp_path: Path, layout: str) -> None:
-    native.check(experiment(tmp_path, window_size=16))
-    with pytest.raises(UsageError, match=f"{layout}: native does not support it for a model with window_size"):
-        native.check(experiment(tmp_path, window_size=16, **{layout: 2}))
-
-
 def test_what_native_builds_is_accepted(tmp_path: Path) -> None:
     native.check(experiment(tmp_path, qk_layernorm=True, add_qkv_bias=True, rope_type="llama3"))
+    native.check(experiment(tmp_path, window_size=16, tensor_model_parallel_size=2))
 
 
 def test_backend_arguments_are_refused(tmp_path: Path) -> None:

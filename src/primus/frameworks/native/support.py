@@ -93,10 +93,6 @@ def _check_layout(trainer: Trainer) -> None:
     if groups % size:
         key = "tensor_model_parallel_size"
         raise UsageError(f"{key}: {size} does not divide num_query_groups {groups}", f"set {key}: {gcd(size, groups)}")
-    for key in ("window_size", "attention_sinks", "add_bias_linear"):
-        if getattr(trainer.model, key) and max(size, trainer.parallel.context_parallel_size) > 1:
-            name = "tensor_model_parallel_size" if size > 1 else "context_parallel_size"
-            raise UsageError(f"{name}: native does not support it for a model with {key}", f"set {name}: 1")
     tokens = trainer.training.seq_length // trainer.parallel.context_parallel_size
     if trainer.model.num_experts and tokens % size:
         raise UsageError(

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primus.frameworks.native.engine import ops
-from primus.frameworks.native.engine.collectives import gather_context
-from primus.frameworks.native.engine.layout import Axis
+from primus.frameworks.native.engine.collectives import gather_context, leave_tensor_region
+from primus.frameworks.native.engine.layout import Axis, Layout
+from primus.frameworks.native.engine.placement import share
 
 
 class Linear(nn.Linear):
@@ -24,6 +25,20 @@ class Linear(nn.Linear):
         return y if self.adapter is None else y + self.adapter(x)
 
 
+class RowLinear(Linear):
+    """A projection whose columns are divided over `layout.tensor`: its results add up, and the bias is added once."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, layout: Layout) -> None:
+        super().__init__(share(in_features, layout.tensor), out_features, bias)
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layout.tensor.size == 1:
+            return super().forward(x)
+        y = leave_tensor_region(F.linear(x, self.weight.to(x.dtype)), self.layout)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
 class RMSNorm(nn.Module):
     """`ops.rms_norm` with a learned scale."""
 
@@ -36,17 +51,19 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.epsilon)
 
 
-def attend(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, context: Axis) -> Tensor:
+def attend(
+    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, context: Axis, sinks_H: Tensor | None = None
+) -> Tensor:
     """Causal attention of this process's queries to the keys of the whole sequence, which `context` shares.
 
-    Shapes and `mask` are those of `ops.causal_attention`, S the part of a sequence in `take_context`.
+    Shapes, `mask` and `sinks_H` are those of `ops.causal_attention`, S the part of a sequence in `take_context`.
     """
     if context.size == 1:
-        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask)
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     whole = gather_context(torch.cat((k_BKSC, v_BKSC), -1), context, 2)
     k_BKSC, v_BKSC = whole.split((k_BKSC.shape[-1], v_BKSC.shape[-1]), -1)
     if mask is not None:
-        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask)
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     # Each of the two chunks sees the keys up to its own end.
     early, late = q_BHSC.chunk(2, 2)
     first_end = (context.rank + 1) * early.shape[2]

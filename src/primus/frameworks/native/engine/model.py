@@ -21,7 +21,7 @@ from primus.frameworks.native.engine.collectives import (
     leave_tensor_region,
     take_context,
 )
-from primus.frameworks.native.engine.layers import Linear, RMSNorm, attend
+from primus.frameworks.native.engine.layers import Linear, RMSNorm, RowLinear, attend
 from primus.frameworks.native.engine.layout import ALONE, Layout
 from primus.frameworks.native.engine.loss import HeadPart, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
@@ -207,9 +207,9 @@ class Transformer(nn.Module):
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
-        masks = self._limit_to_windows(mask, tokens_BS)
+        masks = self._build_masks(mask, tokens_BS)
         for layer in self.layers.values():
-            visible = masks.get(_get_window(layer), mask)
+            visible = masks[_get_window(layer)]
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, visible, loss_weight, use_reentrant=False)
             else:
@@ -225,15 +225,19 @@ class Transformer(nn.Module):
             part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part)
 
-    def _limit_to_windows(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor]:
-        """The masks of layers with a window that is shorter than the sequence, by window."""
-        length = tokens_BS.shape[1]
-        windows = {_get_window(layer) for layer in self.layers.values()}
-        return {
-            window: documents.limit_to_window(mask, window, length, tokens_BS.device)
-            for window in windows
-            if window is not None and window < length
-        }
+    def _build_masks(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor | None]:
+        """The mask of this process's queries for the layers with each window; None for all keys that are not later."""
+        length, context = tokens_BS.shape[1], self.layout.context
+        masks: dict[int | None, Tensor | None] = {}
+        for window in {_get_window(layer) for layer in self.layers.values()}:
+            is_short = window is not None and window < length
+            # A part of the queries with sinks has no mask of its own.
+            if is_short or (self.spec.attention_sinks and context.size > 1):
+                limited = documents.limit_to_window(mask, window or length, length, tokens_BS.device)
+                masks[window] = take_context(limited, context, 2)
+            else:
+                masks[window] = None if mask is None else take_context(mask, context, 2)
+        return masks
 
     def _compute_loss_weight(self, targets_BS: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """Share of these targets in the mean loss, with which losses of routers count; None if there are none."""
@@ -254,7 +258,7 @@ class Transformer(nn.Module):
             examples_BS = documents.number_documents(tokens_BS, eod_id)
         context, mask = self.layout.context, None
         if examples_BS is not None and reset_attention:
-            mask = take_context(documents.build_attention_mask(examples_BS), context, 2)
+            mask = documents.build_attention_mask(examples_BS)
         if examples_BS is not None and reset_positions:
             positions_BS = take_context(documents.compute_positions(examples_BS), context, 1)
             return (cosine[positions_BS], sine[positions_BS]), mask
@@ -321,7 +325,9 @@ class Attention(nn.Module):
         self.groups = share(num_query_groups(spec), layout.tensor)
         width = (self.heads + 2 * self.groups) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias or spec.add_bias_linear)
-        self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=spec.add_bias_linear)
+        self.output = RowLinear(
+            spec.num_attention_heads * self.head_dim, spec.hidden_size, bias=spec.add_bias_linear, layout=layout
+        )
         self.sinks = nn.Parameter(torch.empty(self.heads)) if spec.attention_sinks else None
         self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
         self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
@@ -333,11 +339,8 @@ class Attention(nn.Module):
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
         q_BHSC, k_BKSC, v_BKSC = (each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC))
-        if self.sinks is None:
-            mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context)
-        else:
-            mixed_BHSC = ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, self.sinks)
-        return leave_tensor_region(self.output(mixed_BHSC.transpose(1, 2).flatten(2)), self.layout)
+        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks)
+        return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -345,10 +348,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, width: int, layout: Layout) -> None:
         super().__init__()
-        self.layout, width = layout, share(width, layout.tensor)
-        self.gate_up = Linear(hidden_size, 2 * width, bias=False)
-        self.down = Linear(width, hidden_size, bias=False)
+        self.layout = layout
+        self.gate_up = Linear(hidden_size, 2 * share(width, layout.tensor), bias=False)
+        self.down = RowLinear(width, hidden_size, bias=False, layout=layout)
 
     def forward(self, x_BSD: Tensor, _: Tensor | None = None) -> Tensor:
-        hidden = ops.swiglu(self.gate_up(enter_tensor_region(x_BSD, self.layout)))
-        return leave_tensor_region(self.down(hidden), self.layout)
+        return self.down(ops.swiglu(self.gate_up(enter_tensor_region(x_BSD, self.layout))))

@@ -67,6 +67,7 @@ def find_division(name: str, spec: ModelSpec, layout: Layout) -> Division:
         ("embedding.weight", 0, (spec.vocab_size,)),
         ("attention.qkv.weight", 0, (queries, keys, keys)),
         ("attention.qkv.bias", 0, (queries, keys, keys)),
+        ("attention.sinks", 0, (heads,)),
         ("attention.query.weight", 0, (queries,)),
         ("attention.query_up.weight", 0, (queries,)),
         ("attention.key_value.weight", 0, (heads * (spec.qk_head_dim or 0) + values,)),
