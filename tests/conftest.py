@@ -56,6 +56,9 @@ SINGLE_FILES = (
 )
 """Files of long tests that share no fixture: each test may run on another process."""
 
+WAITING_FOLDERS = ("tests/cluster/",)
+"""Folders whose tests mostly wait: for a scheduler's intervals, for a job's warning, for a lost node's timeout."""
+
 SHARED_FOLDERS = ("tests/frameworks/torchtitan", "tests/frameworks/megatron")
 """Folders of one process each, whose tests share the processes of an engine."""
 
@@ -120,6 +123,8 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep most files on one process, so that their module fixtures are made once, and the files of some folders.
 
+    Every other process begins with the folders that wait, and the rest with those that compute: the cores are busy
+    while a test waits.
     The marker xdist_group does not work here: pytest 9 ignores the names that pytest-xdist 3.8 gives to tests.
     """
     from xdist.scheduler import LoadFileScheduling
@@ -130,6 +135,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return nodeid
             shared = (folder for folder in SHARED_FOLDERS if nodeid.startswith(f"{folder}/"))
             return next(shared, None) or super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            takes_waiting = self.nodes.index(node) % 2 == 0
+            preferred = (scope for scope in self.workqueue if scope.startswith(WAITING_FOLDERS) == takes_waiting)
+            if scope := next(preferred, None):
+                self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return FileScheduling(config, log)
 
