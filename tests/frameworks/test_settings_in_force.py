@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
 
 from engine_python import engine_python, engine_variables
+from fakes import cli
 from fakes.training_runs import write_training_run
 from primus.runs import events
 from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
 from primus.runs.store import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -37,17 +37,45 @@ SETTINGS: dict[str, Any] = {
     "disable_last_saving": True,
     "sample_tokens": 0,
 }
-WORKER = """
-import os, sys
+PROCESSES = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor")
+IMPORTED_ONCE = {
+    "native": PROCESSES,
+    "torchtitan": PROCESSES,
+    "megatron": PROCESSES,
+    "huggingface": (*PROCESSES, "transformers"),
+    "jax": ("jax", "optax"),
+}
+"""What an engine takes seconds to import, and no patch changes before it is imported."""
+SERVER = """
+import importlib, json, os, sys
+from primus.interpreter import reduce_garbage_collection
+reduce_garbage_collection()
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 from primus import worker
 apply_patches = worker._apply_patches
-def apply_and_plant(*args):
-    apply_patches(*args)
-    exec({fault!r}, {{}})
-worker._apply_patches = apply_and_plant
-sys.exit(worker.main([{folder!r}, "0"], os.environ))
+for line in sys.stdin.readlines():
+    folder, port, fault = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(2, 1)  # the exit codes go to the standard output
+        os.environ["MASTER_PORT"] = port
+        def apply_and_plant(*args):
+            apply_patches(*args)
+            exec(fault, {})
+        worker._apply_patches = apply_and_plant
+        code = worker.main([folder, "0"], os.environ)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""The fault is planted after the patches, which must find the engine as it is installed."""
+"""A worker for each line, forked from one that has imported what takes long.
+
+The fault is planted after the patches, which must find the engine as it is installed.
+"""
+TIME_LIMIT_S = 500
+"""For all runs of an engine."""
 
 
 class Fault(NamedTuple):
@@ -131,18 +159,69 @@ FAULTS = {
 }  # fmt: skip
 
 
-def run_worker(folder: Path, engine: str, settings: dict[str, Any], fault: str = "") -> tuple[Run, int]:
-    """The run of one worker in whose process `fault` was planted, and its exit code."""
-    run = write_training_run(folder, SETTINGS, framework=engine, **settings)
-    with closing(socket.socket()) as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    is_native = engine == "native"
-    python = sys.executable if is_native else engine_python(engine)
-    env = dict(os.environ) if is_native else engine_variables(engine)
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "1"}
-    code = WORKER.format(fault=fault, folder=str(run.directory))
-    return run, subprocess.run([python, "-c", code], env=env, timeout=240, check=False).returncode
+IN_FORCE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "native": ({"recompute_activations": True, "bf16": True}, {"clip_grad": 0.1, "bf16": True}),
+    "torchtitan": (
+        {"backend_args": {"activation_checkpoint": {"mode": "selective"}, "optimizer.implementation": "foreach"}},
+        {"recompute_activations": "selective", "optimizer.implementation": "foreach", "clip_grad": 0.1},
+    ),
+    "megatron": (
+        {
+            "backend_args": {
+                "recompute_granularity": "selective",
+                "apply_rope_fusion": True,
+                "make_vocab_size_divisible_by": 96,
+            }
+        },
+        {
+            "recompute_activations": "selective",
+            "apply_rope_fusion": False,
+            "clip_grad": 0.1,
+            "make_vocab_size_divisible_by": 96,
+            "vocab_rows": 576,
+        },
+    ),
+    "huggingface": ({"recompute_activations": True}, {"recompute_activations": True, "attention": "sdpa"}),
+    "jax": ({"recompute_activations": True, "adam_eps": 1e-6}, {"adam_eps": 1e-6, "clip_grad": 0.1}),
+}
+"""Settings of an engine without a fault, and what it then has in force."""
+TrainEngine = Callable[[str], dict[str, tuple[Run, int]]]
+
+
+@pytest.fixture(scope="module")
+def train_engine(tmp_path_factory: pytest.TempPathFactory) -> TrainEngine:
+    """``train_engine(name)`` gives run and exit code by fault; the run without a fault has the name of the engine."""
+
+    @cache
+    def train(engine: str) -> dict[str, tuple[Run, int]]:
+        cases = {name: (fault.settings, fault.code) for name, fault in FAULTS.items() if fault.engine == engine}
+        cases[engine] = IN_FORCE[engine][0], ""
+        folder = tmp_path_factory.mktemp(engine)
+        runs = {
+            name: write_training_run(folder, SETTINGS, name.replace(" ", "-"), framework=engine, **settings)
+            for name, (settings, _) in cases.items()
+        }
+        lines = [
+            json.dumps([str(runs[name].directory), str(cli.find_free_port()), fault])
+            for name, (_, fault) in cases.items()
+        ]
+        is_native = engine == "native"
+        python = sys.executable if is_native else engine_python(engine)
+        env = dict(os.environ) if is_native else engine_variables(engine)
+        env |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "1"}
+        done = subprocess.run(
+            [python, "-c", SERVER, *IMPORTED_ONCE[engine]],
+            input="\n".join(lines),
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=True,
+        )
+        codes = map(int, done.stdout.split())
+        return {name: (run, code) for (name, run), code in zip(runs.items(), codes, strict=True)}
+
+    return train
 
 
 def read_recorded(run: Run) -> dict[str, SettingInForce]:
@@ -156,9 +235,9 @@ def mark_engine(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=mark_engine(fault.engine)) for name, fault in FAULTS.items()]
 )
-def test_an_engine_that_drops_a_setting_ends_its_run_with_exit_code_2(name: str, tmp_path: Path) -> None:
+def test_an_engine_that_drops_a_setting_ends_its_run_with_exit_code_2(name: str, train_engine: TrainEngine) -> None:
     fault = FAULTS[name]
-    run, code = run_worker(tmp_path, fault.engine, fault.settings, fault.code)
+    run, code = train_engine(fault.engine)[name]
     log = (run.attempt_folder(0) / "rank_0.log").read_text()
     assert code == 2, log[-3000:]
     assert fault.problem in log
@@ -167,44 +246,11 @@ def test_an_engine_that_drops_a_setting_ends_its_run_with_exit_code_2(name: str,
     assert "not in force" in json.dumps(error)
 
 
-@pytest.mark.parametrize(
-    ("engine", "settings", "in_force"),
-    [
-        ("native", {"recompute_activations": True, "bf16": True}, {"clip_grad": 0.1, "bf16": True}),
-        (
-            "torchtitan",
-            {"backend_args": {"activation_checkpoint": {"mode": "selective"}, "optimizer.implementation": "foreach"}},
-            {"recompute_activations": "selective", "optimizer.implementation": "foreach", "clip_grad": 0.1},
-        ),
-        (
-            "megatron",
-            {
-                "backend_args": {
-                    "recompute_granularity": "selective",
-                    "apply_rope_fusion": True,
-                    "make_vocab_size_divisible_by": 96,
-                }
-            },
-            {
-                "recompute_activations": "selective",
-                "apply_rope_fusion": False,
-                "clip_grad": 0.1,
-                "make_vocab_size_divisible_by": 96,
-                "vocab_rows": 576,
-            },
-        ),
-        ("huggingface", {"recompute_activations": True}, {"recompute_activations": True, "attention": "sdpa"}),
-        ("jax", {"recompute_activations": True, "adam_eps": 1e-6}, {"adam_eps": 1e-6, "clip_grad": 0.1}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_an_engine_that_does_what_was_asked_trains_to_the_end(
-    engine: str, settings: dict[str, Any], in_force: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if engine == "native":
-        pytest.importorskip("torch")
-    run, code = run_worker(tmp_path, engine, settings)
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=mark_engine(name)) for name in IN_FORCE])
+def test_an_engine_that_does_what_was_asked_trains_to_the_end(engine: str, train_engine: TrainEngine) -> None:
+    run, code = train_engine(engine)[engine]
     assert code == 0, (run.attempt_folder(0) / "rank_0.log").read_text()[-3000:]
     recorded = read_recorded(run)
+    in_force = IN_FORCE[engine][1]
     assert {key: recorded[key].in_force for key in in_force} == in_force
     assert {each.state for each in recorded.values()} <= {"as asked", "explained", "not asked"}
