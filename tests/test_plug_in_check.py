@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ BROKEN = {
         "define Options: type[Struct]",
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for the folders of all tests: mypy takes most of its time for the modules of primus and of Python."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MYPY_CACHE_DIR", str(tmp_path_factory.mktemp("mypy")))
+        yield
 
 
 def run_check(*files: Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
