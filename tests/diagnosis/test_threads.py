@@ -30,7 +30,7 @@ def read_cases(name: str) -> list[ThreadCase]:
     import yaml
 
     text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), list[ThreadCase])
+    return msgspec.convert(yaml.load(text, yaml.CSafeLoader), list[ThreadCase])
 
 
 CASES = read_cases("threads.yaml")

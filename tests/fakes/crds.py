@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubeflow_trainer_api import models
-
 KINDS = {
-    "JobSet": models.JobsetV1alpha2JobSet,
-    "TrainJob": models.TrainerV1alpha1TrainJob,
-    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
 }
+"""Names of the models."""
 PLACES = {
     "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
     "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
@@ -22,7 +21,9 @@ KEPT = ("type", "enum", "required")
 
 def schema(kind: str) -> dict[str, Any]:
     """The structural schema of a `kind`: references inlined, as a CustomResourceDefinition wants it."""
-    whole = KINDS[kind].model_json_schema(by_alias=True)
+    from kubeflow_trainer_api import models  # takes a second, in each process that collects the tests
+
+    whole = getattr(models, KINDS[kind]).model_json_schema(by_alias=True)
     return _structural(whole, whole["$defs"])
 
 
