@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -265,6 +266,6 @@ def test_a_compiled_model_trains_alike(capacity: float | None) -> None:
         prepared = prepare_model(model, device="cpu"), build_optimizer(model, OptimizerConfig(lr=1e-2))
         if compiled:
             compute = torch.compile(model, fullgraph=True)
-            prepared = (Trainable(model, compute, prepared[0].device, 1), prepared[1])
+            prepared = dataclasses.replace(prepared[0], loss=compute), prepared[1]
         losses.append([take_step(prepared, seed=step).loss for step in range(3)])
     assert losses[1] == pytest.approx(losses[0], abs=2e-5)
