@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine_python import engine_python, engine_variables
+from engine_python import build_command, engine_variables
 
 TIME_LIMIT_S = 240
 """For the answer to one list of requests."""
@@ -39,7 +39,7 @@ class EngineProcesses:
             with log.open("wb") as file:
                 self._processes.append(
                     subprocess.Popen(
-                        [engine_python(engine), script],
+                        build_command(engine, script),
                         env=engine_variables(engine) | place,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine_python import engine_python, engine_variables
+from engine_python import build_command, engine_variables
 
 pytestmark = [pytest.mark.engine("huggingface"), pytest.mark.slow]
 
@@ -19,9 +19,10 @@ TIME_LIMIT_S = 280
 
 
 def start_script(name: str, **variables: str) -> subprocess.Popen[str]:
-    command = [engine_python("huggingface"), str(SCRIPT), name]
     env = engine_variables("huggingface") | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        build_command("huggingface", SCRIPT, name), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def read_result(process: subprocess.Popen[str]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_python import engine_python, engine_variables
+from engine_python import build_command, engine_variables
 
 pytestmark = [pytest.mark.engine("jax"), pytest.mark.slow]
 
@@ -31,7 +31,7 @@ def run_scripts(folder: Path, *names: str, flags: str = "") -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [engine_python("jax"), SCRIPT, *names], env=env, capture_output=True, text=True, timeout=TIME_LIMIT_S
+        build_command("jax", SCRIPT, *names), env=env, capture_output=True, text=True, timeout=TIME_LIMIT_S
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout))

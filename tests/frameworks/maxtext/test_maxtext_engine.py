@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_python import engine_python, engine_variables
+from engine_python import build_command, engine_variables
 
 pytestmark = [pytest.mark.engine("maxtext"), pytest.mark.slow, pytest.mark.timeout(700)]
 
@@ -21,7 +21,7 @@ XLA_FLAGS = "--xla_backend_optimization_level=0"
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [engine_python("maxtext"), SCRIPT, "compare_llama", "compare_experts", "resume", "refuse_sizes"]
+    command = build_command("maxtext", SCRIPT, "compare_llama", "compare_experts", "resume", "refuse_sizes")
     env = engine_variables("maxtext") | {
         "XLA_FLAGS": XLA_FLAGS,
         # The second engine of `resume` finds its program there.

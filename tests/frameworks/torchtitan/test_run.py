@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from engine_python import engine_python, engine_variables
+from primus.interpreter import build_module_command
 from primus.runs import events
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
@@ -57,7 +58,7 @@ def open_workers() -> Iterator[StartWorkers]:
         with closing(socket.socket()) as server:
             server.bind(("127.0.0.1", 0))
             port = str(server.getsockname()[1])
-        command = [engine_python("torchtitan"), "-m", "primus.worker", str(run.directory), str(number)]
+        command = build_module_command(engine_python("torchtitan"), "primus.worker", str(run.directory), str(number))
         env = engine_variables("torchtitan") | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         env |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         for rank in range(world):
