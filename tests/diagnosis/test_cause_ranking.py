@@ -353,9 +353,9 @@ WARNED = "W0110 12:00:00.000 7 cache.py:5] cannot open cache/x: No space left on
     [
         (MEMORY, True),  # the cause, and the end of a process
         ("KeyboardInterrupt", True),
-        ("out of memory: Tried to allocate 2.00 GiB", False),
+        ("mkdir: cannot create directory '/x': Permission denied", False),  # no end of a process
         ("RuntimeError: Connection closed by peer [127.0.0.1]:46806", False),  # a consequence
-        ("W0110 12:00:01.000 7 gpu.py:5] torch.OutOfMemoryError: CUDA out of memory.", False),
+        ("[docker][WARNING] - Error response from daemon: toomanyrequests: pull rate limit", False),  # a warning, too
     ],
 )
 def test_a_warning_is_no_cause_where_another_line_shows_one_that_ended_a_process(
@@ -363,7 +363,7 @@ def test_a_warning_is_no_cause_where_another_line_shows_one_that_ended_a_process
 ) -> None:
     (tmp_path / "a.log").write_text(f"{WARNED}\n{other}\n{TORCHRUN}")
     causes = diagnose_logs([tmp_path / "a.log"]).causes
-    assert [each.survived for each in causes if each.signature == "disk-full"] == [survived]
+    assert len(causes) > 1 and [each.survived for each in causes if each.signature == "disk-full"] == [survived]
 
 
 def test_an_abort_follows_a_connection_that_failed_but_not_one_that_training_survived(tmp_path: Path) -> None:
