@@ -24,6 +24,9 @@ from primus.patch import includes_version
 
 SOURCE = Path(__file__).parent.parent / "src"
 
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""Compiles in 30 % of the time; the programs of tests are run only a few times."""
+
 SHARED = {name: os.environ[name] for name in (FOLDER_VARIABLE,) if os.environ.get(name)}
 """The developer's folder of environments; conftest.py hides the variables of the shell from the tests."""
 
@@ -52,7 +55,8 @@ def engine_python(name: str) -> str:
 def engine_variables(name: str) -> dict[str, str]:
     """Variables of a process that launches workers of an engine; skips the test where it is not installed."""
     engine_python(name)
-    return {**os.environ, **SHARED, "PYTHONPATH": str(SOURCE)}
+    flags = {"XLA_FLAGS": XLA_FLAGS} if name == "jax" else {}
+    return {**os.environ, **SHARED, **flags, "PYTHONPATH": str(SOURCE)}
 
 
 def build_command(name: str, script: Path, *words: str) -> list[str]:

@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine_python import build_command, engine_variables
+from engine_python import XLA_FLAGS, build_command, engine_variables
 
 pytestmark = [pytest.mark.engine("jax"), pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("jax_steps.py")
 TIME_LIMIT_S = 280
-
-
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-"""Compiles in 30 % of the time; these programs are run only a few times."""
 SCRIPTS = ("compare_kinds", "compare_settings", "resume", "save_types", "skip_nonfinite", "sum_losses")
 
 
