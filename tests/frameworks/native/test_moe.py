@@ -256,6 +256,7 @@ def test_bf16_stays_near_fp32() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch while it compiles
 @pytest.mark.parametrize("capacity", [None, 0.8])
 def test_a_compiled_model_trains_alike(capacity: float | None) -> None:
     """In one graph; tolerance: the compiler adds in another order."""
