@@ -22,8 +22,6 @@ from primus.models.counts import head_dim, num_query_groups, value_head_dim
 
 EXPERT_STACKS = ("experts.gate_up", "experts.down", "experts.gate_up_bias", "experts.down_bias")
 """Ends of the names of weights that have one matrix or vector for each expert."""
-
-
 OWN_GRADIENTS = (
     *("query_norm.weight", "key_norm.weight", "query_down.weight", "latent.weight", "latent_norm.weight"),
     *("router.weight", "router.bias"),
@@ -120,11 +118,12 @@ class PlacedWeight:
     @property
     def sharing_groups(self) -> tuple[dist.ProcessGroup, ...]:
         """The groups of processes that hold different parts; those that have equal copies are in none."""
-        axis, groups = self.division.axis, []
+        axis = self.division.axis
+        groups = [axis.group] if axis.group is not None and axis.size > 1 else []
         if isinstance(self.tensor, DTensor):
             mesh = self.tensor.device_mesh
-            groups = [mesh.get_group(dim) for dim, each in enumerate(self.tensor.placements) if each.is_shard()]
-        return (*groups, axis.group) if axis.group is not None else tuple(groups)
+            groups += [mesh.get_group(dim) for dim, each in enumerate(self.tensor.placements) if each.is_shard()]
+        return tuple(groups)
 
     def place(self, tensor: Tensor) -> PlacedWeight:
         """Another tensor of the same weight, such as its gradient."""
