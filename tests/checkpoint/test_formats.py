@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def test_metadata_that_names_a_function_is_refused_and_not_run(tmp_path: Path) -
     with pytest.raises(PrimusError, match="damaged, or not written by"):
         open_checkpoint(str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+class OldPickler(pickle.Pickler):
+    """Pickles members of enumerations as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, value: object) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_metadata_of_python_3_11_2_is_read_and_reaches_members_of_enumerations_only(tmp_path: Path) -> None:
+    hub = draw_hub_tensors(SPECS["tied llama"])
+    target = write(TensorDict(hub), SPECS["tied llama"], tmp_path / "out", TargetSettings("native"))
+    found = pickle.loads((target / ".metadata").read_bytes())
+    with (target / ".metadata").open("wb") as file:
+        OldPickler(file).dump(found)
+    assert b"getattr" in (target / ".metadata").read_bytes()
+    assert_equal(open_checkpoint(str(target)).weights, hub)
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return getattr, (dcp.FileSystemReader, "__init__")
+
+    (target / ".metadata").write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(PrimusError, match=r"damaged, or not written by .*getattr|names torch"):
+        open_checkpoint(str(target))
 
 
 def test_a_pickle_of_a_rank_is_loaded_only_if_it_is_trusted(tmp_path: Path) -> None:

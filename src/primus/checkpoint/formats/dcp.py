@@ -13,6 +13,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,7 +187,16 @@ class _MetadataUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _get_member
         raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _get_member(kind: object, name: object) -> Enum:
+    """A member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as an attribute of its class."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[str(name)]
+    raise pickle.UnpicklingError("it names builtins.getattr")
 
 
 def _intersect(
