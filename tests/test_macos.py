@@ -53,6 +53,7 @@ def test_configuration_dry_runs_and_runs_need_no_linux(workplace: Path) -> None:
 @pytest.mark.native
 @pytest.mark.slow
 def test_data_and_training_on_the_cpu_need_no_linux(workplace: Path) -> None:
+    pytest.importorskip("ctypes.macholib")  # which macOS has, and the Python of Debian leaves out
     (workplace / "text").mkdir()
     for number in range(20):
         (workplace / f"text/{number}.txt").write_text(f"the quick brown fox {number} jumps over the lazy dog\n" * 20)

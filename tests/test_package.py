@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from fakes.archives import extract_all
+
 ROOT = Path(__file__).parents[1]
 SOURCES = ("src", "examples", "CHANGELOG.md", "constraints.txt", "pyproject.toml", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -46,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output(sys.executable, "-c", build, folder, cwd=folder / "source")
     (archive,) = folder.glob("primus-*.tar.gz")
     with tarfile.open(archive) as members:
-        members.extractall(folder, filter="data")
+        extract_all(members, folder)
     (unpacked,) = folder.glob("primus-*/")
     words = ("--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     output(*PIP, "wheel", *words, unpacked)

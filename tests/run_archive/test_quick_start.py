@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from fakes.archives import extract_all
 from primus.runs import events
 
 pytest.importorskip("torch")
@@ -68,6 +69,6 @@ def unpack_sources(archive: Path, folder: Path) -> Path:
     import zstandard
 
     with zstandard.open(archive, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
-        opened.extractall(folder, filter="data")
+        extract_all(opened, folder)
     (found,) = folder.glob("quickstart-*")
     return found / "checkout/src" if (found / "checkout").is_dir() else ROOT / "src"
