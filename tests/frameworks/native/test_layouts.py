@@ -22,10 +22,12 @@ from primus.frameworks.native.engine.checkpoint import State, read_state, write_
 from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
 from primus.frameworks.native.engine.model import StageLayers, Transformer, build_model, initialize_weights
+from primus.frameworks.native.engine.moe import apply_router_settings, iterate_balance_biases
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
+from primus.frameworks.native.router_settings import RouterSettings
 from primus.models.model_checks import check_parallel
 from primus.runs.store import Run
 from primus.session.ranks.torch_processes import TorchProcesses
@@ -167,6 +169,7 @@ def build(
         model.documents = DocumentHandling(5, True, True)
     trainable = prepare_model(model, device="cpu", **options)
     initialize_weights(model, 1)
+    apply_router_settings(model, RouterSettings(moe_router_bias_update_rate=0.01))
     for name, weight in model.place_weights().items():
         if name.endswith(("bias", "sinks")):  # which begin alike, as a bias that is added twice would not show
             weight.fill(torch.linspace(-0.5, 0.5, weight.shape.numel(), dtype=dtype).view(weight.shape))
@@ -174,12 +177,13 @@ def build(
 
 
 def compute(trainable: Trainable) -> dict[str, Any]:
-    """Loss, norm and gradients of a step, and the loss of an evaluation."""
+    """Loss, norm and gradients of a step, the biases of routers after it, and the loss of an evaluation."""
     recorder = GradientRecorder(trainable.model)
     own = batches(trainable.model.layout)
     result = train_step(trainable, recorder, own, learning_rate=1.0, clip_grad=0.0)  # type: ignore[arg-type]
     evaluated = evaluate_batches(trainable, own)
-    return {"values": result.values, "evaluated": evaluated, "gradients": recorder.gradients}
+    biases = {name: bias.clone() for name, bias in iterate_balance_biases(trainable.model)}
+    return {"values": result.values, "evaluated": evaluated, "gradients": recorder.gradients, "biases": biases}
 
 
 def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], options: dict[str, Any]) -> None:
@@ -222,10 +226,12 @@ def test_a_layout_has_the_loss_and_the_gradients_of_one_process(
     in_processes(world, _compute_layouts, tmp_path, layouts, options)
     ranks = [torch.load(tmp_path / f"rank_{rank}") for rank in range(world)]
     one = compute(build(ALONE, **options))
+    assert all(bias.any() for bias in one["biases"].values()), "they have changed"
     for index, sizes in enumerate(layouts):
         results = [found[index] for found in ranks]
         for each in results:
             torch.testing.assert_close(each["values"], one["values"], rtol=1e-12, atol=0, msg=f"{sizes}")
+            assert all(torch.equal(bias, one["biases"][name]) for name, bias in each["biases"].items()), sizes
             assert each["evaluated"] == pytest.approx(one["evaluated"], rel=1e-12), sizes
         for name, [(_, expected)] in one["gradients"].items():
             whole = torch.full_like(expected, torch.nan)

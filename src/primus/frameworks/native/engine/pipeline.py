@@ -34,9 +34,8 @@ class Pipeline:
     """
 
     def __init__(self, model: Transformer, device: torch.device) -> None:
-        stages = model.layout.pipeline
-        self._stage = PipelineStage(model, stages.rank, stages.size, device, group=stages.group)
-        self._schedules: dict[int, Schedule1F1B | ScheduleGPipe] = {}
+        self._model, self._device = model, device
+        self._schedules: dict[tuple[int, torch.Size], Schedule1F1B | ScheduleGPipe] = {}
 
     def run_passes(self, micro_batches: Sequence[Batch], scale: Tensor) -> Tensor:
         """The forward and backward passes; returns `scale` x the sum of the losses, 0 but in the last stage."""
@@ -53,21 +52,42 @@ class Pipeline:
         kwargs: dict[str, Any] = {"targets_BS": targets, "scale": scale.expand(count), "tokens_BS": tokens}
         if examples:
             kwargs["examples_BS"] = examples[0]
-        args = (tokens,) if self._stage.is_first else ()
+        args = (tokens,) if self._model.stage.is_first else ()
         losses: list[Tensor] = []
-        schedule = self._find_schedule(count)
+        schedule = self._find_schedule(count, micro_batches[0][0])
         run = schedule.step if has_backward else schedule.eval
         run(*args, target=targets, losses=losses, return_outputs=False, **kwargs)
-        if not self._stage.is_last:
+        if not self._model.stage.is_last:
             return torch.zeros((), dtype=scale.dtype, device=scale.device)
         return torch.stack(losses).detach().sum()
 
-    def _find_schedule(self, count: int) -> Schedule1F1B | ScheduleGPipe:
+    def _find_schedule(self, count: int, tokens_BS: Tensor) -> Schedule1F1B | ScheduleGPipe:
         """1F1B keeps the activations of as many micro batches as there are stages; it needs at least as many."""
-        if count not in self._schedules:
-            kind = Schedule1F1B if count >= self._stage.num_stages else ScheduleGPipe
-            self._schedules[count] = kind(self._stage, count, _take_loss, scale_grads=False)
-        return self._schedules[count]
+        key = count, tokens_BS.shape
+        if key not in self._schedules:
+            stages = self._model.layout.pipeline
+            kind = Schedule1F1B if count >= stages.size else ScheduleGPipe
+            self._schedules[key] = kind(self._build_stage(tokens_BS), count, _take_loss, scale_grads=False)
+        return self._schedules[key]
+
+    def _build_stage(self, tokens_BS: Tensor) -> PipelineStage:
+        """The stage with the shapes of what it receives and sends. Otherwise the schedule would find them by passes of
+        the model, whose routers would count the tokens of one more micro batch."""
+        model, layout = self._model, self._model.layout
+        batch, length = tokens_BS.shape
+        length //= layout.context.size * (layout.tensor.size if layout.sequence_parallel else 1)
+        dtype = model.compute_dtype or next(model.parameters()).dtype
+        hidden_BSD = torch.empty(batch, length, model.spec.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+        loss = torch.empty((), dtype=torch.float64, device="meta", requires_grad=True)
+        return PipelineStage(
+            model,
+            layout.pipeline.rank,
+            layout.pipeline.size,
+            self._device,
+            input_args=tokens_BS.to("meta") if model.stage.is_first else hidden_BSD,
+            output_args=loss if model.stage.is_last else hidden_BSD,
+            group=layout.pipeline.group,
+        )
 
 
 def _take_loss(loss: Tensor, targets: Tensor) -> Tensor:
