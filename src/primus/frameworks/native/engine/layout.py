@@ -53,11 +53,6 @@ class Layout:
     expert_mesh: DeviceMesh | None = field(default=None, repr=False)
     """The same for the weights of experts, if they are divided or each process of `tensor` routes its own tokens."""
 
-    @property
-    def divides_sequence(self) -> bool:
-        """Whether a process of `tensor` has a part of the sequence between the matrices."""
-        return self.sequence_parallel and self.tensor.size > 1
-
 
 ALONE = Layout()
 """Of a process without others."""
