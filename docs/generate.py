@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from figures import FIGURES
 from msgspec import Struct
 
 from primus import registry
@@ -49,6 +50,7 @@ from primus.models.counts import (
     num_query_groups,
 )
 from primus.patch import PatchPlugIn
+from primus.report.charts import select_wide
 from primus.runtime import JobRuntime, NodeRuntime, Runtime
 from primus.task import Task, TaskContext
 
@@ -255,7 +257,9 @@ other failure with a known cause (1), `UnfitError` for a machine that cannot run
 problem and the hint. Any other exception is reported with the file and line of the plug-in; `--debug` shows the
 traceback.
 
-{sections}
+## Kinds
+
+{kinds}
 
 ## Models, trainer presets, GPU models
 
@@ -293,7 +297,7 @@ PLUG_IN_USES = {
     "trainers/fast.yaml": "`config: fast` in an experiment",
     "profiles/mi999x.yaml": "a GPU model, `env show --assume mi999x`",
 }
-"""What each example is for; every example is in docs/plug-ins.md."""
+"""What each example is for; every example is on a page of plug-ins."""
 
 PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Task": (Task, ("tasks/hello.py", "tasks/tools/list_ranks.py"), "A task without workers:|A task with workers:"),
@@ -323,22 +327,39 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
 def plug_ins_page() -> str:
     """docs/plug-ins.md."""
     files = "\n".join(f"| `{file}` | {use} |" for file, use in PLUG_IN_USES.items())
-    sections = "\n\n".join(_plug_in_section(title, *parts) for title, parts in PLUG_IN_SECTIONS.items())
+    rows = [
+        f"| [{title}]({_plug_in_file(title)}) | {_summarize(parts[0])} |" for title, parts in PLUG_IN_SECTIONS.items()
+    ]
     data = "\n\n".join(_example(file, "yaml") for file in PLUG_IN_USES if file.endswith(".yaml"))
-    return PLUG_INS_PAGE.format(files=files, sections=sections, data=data)
+    return PLUG_INS_PAGE.format(files=files, kinds=_join_table("| kind | what it is |", rows), data=data)
 
 
-def _plug_in_section(title: str, contract: type, examples: tuple[str, ...], leads: str) -> str:
+def _plug_in_file(title: str) -> str:
+    return f"plug-ins/{title.lower().replace(' ', '-')}.md"
+
+
+def _summarize(contract: type) -> str:
+    """The first sentence of a contract's docstring."""
+    first = " ".join((inspect.getdoc(contract) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z`)])[.:;] ", first)[0].rstrip(".")
+
+
+def plug_in_page(title: str) -> str:
+    """The page of one kind of plug-ins: its contract and its examples."""
+    contract, examples, leads = PLUG_IN_SECTIONS[title]
     members = list_members(contract)
     required = [member for member in members if not member.is_optional]
     optional = [member for member in members if member.is_optional]
-    blocks = [f"## {title}", *_paragraphs(inspect.getdoc(contract) or "")]
+    source = "<!-- Written by docs/generate.py from the contract and from examples/plug-ins; change it there. -->"
+    blocks = [f"# Plug-in: {title}", source, *_paragraphs(inspect.getdoc(contract) or "")]
+    blocks += ["[Plug-ins](plug-ins.md) says where the file goes, and how to check it."]
     for lead, file in itertools.zip_longest(leads.split("|") if examples else (), examples, fillvalue=""):
         blocks += [lead, _example(file, "python")] if lead else [_example(file, "python")]
     blocks += [_members_list("Required:", required), _members_list("Optional:", optional)]
     blocks += [_class_table(other) for other in PLUG_IN_VALUES.get(title, ())]
     blocks += [PLUG_IN_NOTES.get(title, "")]
-    return "\n\n".join(block for block in blocks if block)
+    text = "\n\n".join(block for block in blocks if block) + "\n"
+    return re.sub(r"\]\((?=\.\./src/|[\w-]+\.md)", "](../", text)  # docstrings and notes link from docs/
 
 
 PLUG_IN_NOTES = {
@@ -559,11 +580,139 @@ def _format_code(text: str) -> str:
     return f"`{text}`".replace("|", "\\|")
 
 
+TROUBLESHOOTING_PAGE = """\
+# Troubleshooting index
+
+<!-- Written by docs/generate.py from src/primus/diagnosis/signatures and from the tables "Troubleshooting" of the other
+pages; change it there. -->
+
+From what you see to its cause, its fix and the page about it. A run that failed names its cause itself:
+
+    ./primus-cli direct -- diagnose quickstart
+
+`diagnose` also reads the log of any launcher ([diagnosis](diagnose.md)). Below, search for a part of the message.
+
+## Messages of primus
+
+{messages}
+
+{failures}
+"""
+SYMPTOMS_PER_ROW = 4
+"""Patterns of a signature that the index shows; docs/reference/failures.md has all."""
+PAGE_OF_SYSTEM = {
+    "Slurm": "slurm.md",
+    "Kubernetes": "kubernetes.md",
+    "apptainer": "container.md",
+    "containers": "container.md",
+    "Megatron": "engine-megatron.md",
+    "JAX": "engine-jax.md",
+    "Hugging Face": "data-sources.md",
+    "torchrun": "supervision.md",
+    "RDMA": "preflight.md",
+    "EFA": "environment.md",
+    "gloo": "environment.md",
+    "AMD": "preflight.md",
+    "NVIDIA": "preflight.md",
+    "NFS": "run-folder.md",
+    "primus": "supervision.md",
+    "any": "diagnose.md",
+}
+"""Where to read about failures of a system."""
+PAGE_OF_GROUP = {
+    "cluster": "ssh.md",
+    "communication": "environment.md",
+    "exit_codes": "supervision.md",
+    "host": "preflight.md",
+    "kernel": "nodes.md",
+    "software": "install.md",
+    "training": "training.md",
+}
+"""Where to read about failures of no single system, by the file of the signature."""
+GROUP_TITLES = {
+    "training": "Training",
+    "gpu": "GPUs",
+    "communication": "Communication between processes",
+    "cluster": "Slurm, Kubernetes, containers and ssh",
+    "launching": "Launch and supervision",
+    "host": "The host",
+    "software": "Software",
+    "kernel": "Messages of the kernel",
+    "xid": "Xid errors of NVIDIA GPUs",
+    "exit_codes": "Exit codes and signals",
+}
+"""Heading of the failures of each file of signatures, in the order of the page."""
+
+
+def troubleshooting_page() -> str:
+    """docs/troubleshooting.md."""
+    messages = [row for page in sorted(DOCS.glob("*.md")) for row in _list_troubleshooting(page)]
+    folder = DOCS.parent / "src/primus/diagnosis/signatures"
+    signatures = {signature.name: signature for signature in get_signature_table().signatures}
+    tables = []
+    for group, title in GROUP_TITLES.items():
+        names = yaml.safe_load((folder / f"{group}.yaml").read_text(encoding="utf-8"))["signatures"]
+        rows = [_symptom_row(signatures[name], group) for name in names if signatures[name].role in ("root", "symptom")]
+        tables.append(f"## {title}\n\n" + _join_table("| what you see | cause | fix | page |", rows))
+    head = "| what you see | cause and fix | page |"
+    return TROUBLESHOOTING_PAGE.format(messages=_join_table(head, messages), failures="\n\n".join(tables))
+
+
+def _list_troubleshooting(page: Path) -> list[str]:
+    """Rows of the table below a page's heading "Troubleshooting", each with a link to it."""
+    text = page.read_text(encoding="utf-8")
+    title = re.search(r"^# (.*)", text, flags=re.MULTILINE)
+    found = re.search(r"^## (Troubleshooting.*?)$(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    if not found or not title:
+        return []
+    anchor = re.sub(r"[^\w\- ]", "", found[1].lower()).replace(" ", "-")
+    rows = [line for line in found[2].splitlines() if line.startswith("|") and not re.match(r"\| ?-", line)]
+    return [f"{row.rstrip()} [{title[1]}]({page.name}#{anchor}) |" for row in rows[1:]]
+
+
+def _symptom_row(signature: Signature, group: str) -> str:
+    system = signature.systems[0]
+    page = PAGE_OF_GROUP.get(group, PAGE_OF_SYSTEM[system]) if system == "any" else PAGE_OF_SYSTEM[system]
+    title = (DOCS / page).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    texts = [_code(text) for text in dict.fromkeys(pattern.text.strip() for pattern in signature.patterns)]
+    texts = texts[:SYMPTOMS_PER_ROW] or [f"exit code {code}" for code in signature.exit_codes] or ["an exception"]
+    return f"| {', '.join(texts)} | {signature.cause} | {signature.fix} | [{title}]({page}) |"
+
+
+FIGURES_PAGE = """\
+# Measured figures
+
+<!-- Written by docs/generate.py from benchmarks/results; change docs/figures.py. -->
+
+Every chart is drawn from a record in `benchmarks/results`, and says when and where it was measured. Blue is primus,
+grey is what it was measured against. All were measured on CPUs; no figure of a GPU is published yet.
+[Benchmarks](../benchmarks/README.md) describes each measurement, with the cases that are not drawn here and those in
+which primus is slower. `make bench` repeats them.
+
+{figures}
+"""
+
+
+def figures_page() -> str:
+    """docs/figures.md."""
+    parts = [
+        f"## {figure.title}\n\n![{figure.title}](pictures/figures/{name}.svg)\n\n{_wrap(figure.describe())}"
+        for name, figure in FIGURES.items()
+    ]
+    return FIGURES_PAGE.format(figures="\n\n".join(parts))
+
+
 PAGES = {
     "documents.md": documents_page,
     "models.md": models_page,
     "reference/failures.md": failures_page,
+    "figures.md": figures_page,
+    **{
+        f"pictures/figures/{name}.svg": lambda figure=figure: select_wide(figure.draw()) + "\n"
+        for name, figure in FIGURES.items()
+    },
     "plug-ins.md": plug_ins_page,
+    **{_plug_in_file(title): partial(plug_in_page, title) for title in PLUG_IN_SECTIONS},
     "reference/comparison-result.schema.json": comparison_result_schema,
     "reference/engine-huggingface.md": lambda: engine_page("huggingface", "Hugging Face Transformers"),
     "reference/engine-jax.md": lambda: engine_page("jax", "JAX"),
@@ -571,8 +720,10 @@ PAGES = {
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
     "reference/engine-megatron-bridge.md": lambda: engine_page("megatron_bridge", "Megatron-Bridge"),
     "reference/engine-torchtitan.md": lambda: engine_page("torchtitan", "TorchTitan"),
+    "troubleshooting.md": troubleshooting_page,  # last: it reads the other pages
 }
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
         (DOCS / name).write_text(page(), encoding="utf-8")

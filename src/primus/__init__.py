@@ -2,6 +2,10 @@
 
 __version__ = "0.1.0"
 
+SITE_ADDRESS = ""
+"""Where docs/ are published, with a slash at the end; empty as long as they are not. The site and the first line of
+experiment files that name the schema use it."""
+
 # Types are in __init__.pyi: imports here, even for types alone, would point up.
 _PLACES = {
     "primus.api": (

@@ -14,3 +14,4 @@ from primus.errors import UnfitError as UnfitError
 from primus.errors import UsageError as UsageError
 
 __version__: str
+SITE_ADDRESS: str

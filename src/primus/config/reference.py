@@ -20,6 +20,10 @@ from primus.config.translation.foreign_settings import VARIABLE
 from primus.framework import FRAMEWORKS
 
 
+SCHEMA_PATH = "schemas/primus.schema.json"
+"""The schema of the package's own frameworks, below the address of the site."""
+
+
 class PropertySchema(TypedDict, total=False):
     """JSON Schema of one key."""
 

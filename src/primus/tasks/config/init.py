@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+import primus
 from primus import registry
 from primus.config import reference, template
 from primus.config.extended_files import load_model
@@ -20,8 +21,9 @@ from primus.runs.files import write_text
 from primus.task import TaskContext
 
 SCHEMA_FILE = "primus.schema.json"
-"""File beside an experiment with the keys of all frameworks here, plug-ins included: a published one would lack them,
-and editors on clusters often reach no network. Relative, so that both can be committed."""
+"""File beside an experiment with the keys of all frameworks here, plug-ins included: the published one lacks them, and
+editors on clusters often reach no network. Relative, so that both can be committed. A file that is printed has no
+folder, so it names the published schema."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -43,7 +45,8 @@ def run(options: Options, context: TaskContext) -> None:
     """
     text = _format_file(options.model, context.environ)
     if options.output is None:
-        print(text, end="")
+        published = f"{primus.SITE_ADDRESS}{reference.SCHEMA_PATH}"
+        print(f"# yaml-language-server: $schema={published}\n{text}" if primus.SITE_ADDRESS else text, end="")
         return
     target = Path(options.output)
     if target.exists() and not options.force:
