@@ -9,7 +9,7 @@ in_parallel = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engines test-newer-python test retest test-cluster quick core lint format golden docs mutants bench
+.PHONY: help setup engines test-newer-python test retest test-cluster quick core lint format golden docs site mutants bench
 
 help:  ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ golden:  ## renew the golden files; then read what changed with git diff
 
 docs:  ## write the pages that are made from the package itself
 	@$(in_venv) python docs/generate.py
+
+site:  ## build the pages of docs/ as a site with a search, in build/site; needs Python 3.11 and no network
+	@$(in_venv) python docs/build_site.py
 
 mutants:  ## plant faults in modules, and see which ones no test notices: ARGS="src/primus/registry.py --number 20"
 	@$(in_venv) python tools/mutants.py $(ARGS)

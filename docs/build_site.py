@@ -1,6 +1,6 @@
 """Build the site: `python docs/build_site.py`, or `make site`. It needs no network.
 
-The pages are those of docs/, with the few of other folders; their links work on the site and in the repository. Zensical
+The pages are those of docs/ and a few of other folders; their links work on the site and in the repository. Zensical
 makes HTML of them (docs/zensical.toml), and fails on a link that leads nowhere.
 """
 
@@ -21,8 +21,14 @@ from primus.config.reference import SCHEMA_PATH, format_json_schema
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-OUTSIDE = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
-"""Pages that people look for in other places of a repository."""
+OUTSIDE = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "measurements.md",
+}
+"""Pages that people look for in other places of a repository, and their names on the site."""
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 FIGURE = re.compile(r"!\[[^\]]*\]\(pictures/figures/([\w-]+)\.svg\)")
@@ -65,11 +71,11 @@ def _place(path: str) -> str:
     """Where a file of the repository is on the site."""
     if path == "docs/decisions":
         return "decisions/index.md"
-    return path.removeprefix("docs/") if path.startswith("docs/") or path in OUTSIDE else f"files/{path}"
+    return path.removeprefix("docs/") if path.startswith("docs/") else OUTSIDE.get(path, f"files/{path}")
 
 
 def _convert_page(page: Path, pages: Path) -> str:
-    """The text of a page with the links of the site; charts become part of it, so that they follow its light and dark."""
+    """The text of a page with the links of the site; charts become part of it, and follow its light and dark."""
     source = page.relative_to(ROOT).as_posix()
     start = posixpath.dirname(_place(source))
 

@@ -21,6 +21,8 @@ class Figure(NamedTuple):
     """One chart: which record it shows, and how."""
 
     title: str
+    unit: str
+    """What the bars are, and which are better."""
     record: str
     """Name of the file in benchmarks/results."""
     section: str
@@ -29,7 +31,7 @@ class Figure(NamedTuple):
 
     def draw(self) -> Html:
         """The chart, for wide and for narrow screens."""
-        return draw_bar_chart(self.title, self.list_bars(self._read()))
+        return draw_bar_chart(self.unit, self.list_bars(self._read()))
 
     def describe(self) -> str:
         """The day, the machine, and where to read more."""
@@ -111,45 +113,56 @@ def _list_extraction_speeds(record: Record) -> list[ChartBar]:
 FIGURES = {
     "train-speed-bf16": Figure(
         "Training, 23 M parameters, vocabulary 32,000, bf16",
+        "tokens per second: longer is better",
         "train_speed-cpu-2-cores.json",
         "training-speed-train_speedpy",
         _list_training_speeds(32000, "bf16"),
     ),
     "train-speed-fp32": Figure(
         "Training, 23 M parameters, vocabulary 32,000, fp32",
+        "tokens per second: longer is better",
         "train_speed-cpu-2-cores.json",
         "training-speed-train_speedpy",
         _list_training_speeds(32000, "fp32"),
     ),
     "engine-overhead": Figure(
         "Speed of engines behind primus, against the engine alone",
+        "share of the speed of the engine's own loop: longer is better",
         "engine_speed-cpu-2-cores.json",
         "engines-beside-their-own-loops-engine_speedpy",
         _list_engine_overheads,
     ),
     "start": Figure(
-        "From the command to the first step", "launch_time-cpu-2-cores.json", "launch-launch_timepy", _list_start_times
+        "From the command to the first step",
+        "seconds: shorter is better",
+        "launch_time-cpu-2-cores.json",
+        "launch-launch_timepy",
+        _list_start_times,
     ),
     "decision": Figure(
         "From the death of a rank to the decision about a restart",
+        "seconds: shorter is better",
         "supervision-cpu-2-cores.json",
         "supervision-supervision_timepy",
         _list_decision_times,
     ),
     "encode": Figure(
         "Tokenizing with the tokenizer of Llama 3",
+        "megabytes of text per second of processor time: longer is better",
         "data_encode-cpu-2-cores.json",
         "encoding-data_encodepy",
         _list_encoding_speeds,
     ),
     "clean": Figure(
         "Cleaning text by published rules",
+        "megabytes of text per second of processor time: longer is better",
         "data_clean-cpu-2-cores.json",
         "cleaning-and-near-copies-data_cleanpy-data_minhashpy",
         _list_cleaning_speeds,
     ),
     "extract": Figure(
         "Reading logs of other trainers",
+        "megabytes per second: longer is better",
         "log_extraction-cpu-2-cores.json",
         "reading-logs-log_extractionpy",
         _list_extraction_speeds,

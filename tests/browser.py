@@ -1,4 +1,4 @@
-"""A real headless Chromium that opens a file; tests that need one are skipped where none is installed."""
+"""A real headless Chromium that opens a file or an address; tests that need one are skipped where none is installed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FLAGS = (
 TIMEOUT_S = 60
 
 
-def dom(path: Path) -> str:
-    """The document that the browser makes of a file."""
+def dom(path: Path | str) -> str:
+    """The document that the browser makes of a file, or of what is at an address."""
     return _run(path, "--dump-dom")
 
 
@@ -36,12 +36,18 @@ def screenshot(path: Path, png: Path, size: tuple[int, int] = (1280, 900), *, is
     return png
 
 
-def _run(path: Path, *words: str) -> str:
+def _run(path: Path | str, *words: str) -> str:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no chromium is installed")
     with tempfile.TemporaryDirectory() as profile:
-        argv = [program, *FLAGS, f"--user-data-dir={profile}", *words, path.resolve().as_uri()]
+        argv = [
+            program,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            *words,
+            path if isinstance(path, str) else path.resolve().as_uri(),
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import generate
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -85,3 +86,8 @@ def test_the_files_of_the_architecture_page_exist() -> None:
     named = re.findall(r"`(\w+/[\w/]*)(?:\*\.yaml|(\.py|\.yaml))?`", table)
     assert len(named) > 40
     assert [path + suffix for path, suffix in named if not (ROOT / "src/primus" / (path + suffix)).exists()] == []
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_generated_page_is_current(name: str) -> None:
+    assert (generate.DOCS / name).read_text(encoding="utf-8") == generate.PAGES[name](), "run: make docs"

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/quickstart.md work as they are typed there; those of the other pages are valid.
+"""The commands of the pages for newcomers work as they are typed there; those of the other pages are valid.
 
 The former run one after the other in an empty folder with the checkout's `primus-cli` and `examples`. Training is cut
 to two steps. What needs a scheduler, a container engine, a cluster or a quiet machine to measure runs dry.
@@ -27,7 +27,7 @@ from primus.task import TASKS
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
 GATE = "./primus-cli direct -- runs gate quickstart --baseline quickstart"
-PAGES = ("docs/quickstart.md", "README.md")
+PAGES = ("docs/quickstart.md", "docs/first-steps.md", "docs/index.md", "README.md")
 SHORT = ("--train_iters", "2", "--eval_iters", "1", "--micro_batch_size", "1", "--sample_tokens", "4")
 """Behind each training command, unless it repeats a run as it was."""
 SHORT_BENCHMARK = ("--duration", "0.1")
@@ -170,7 +170,8 @@ def typed_commands(page: Path) -> Iterator[list[str]]:
 def test_every_command_of_every_page_has_valid_options() -> None:
     """Runtimes, tasks, options and keys exist; two pages show plug-ins of a user, which other tests run."""
     of_plug_ins = ("plug-ins.md", "write-a-runtime.md")
-    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in of_plug_ins]
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in of_plug_ins]
+    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")]
     commands = [(page, words) for page in sorted(pages) for words in typed_commands(page)]
     assert len(commands) > 200
     for page, words in commands:

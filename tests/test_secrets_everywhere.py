@@ -155,6 +155,7 @@ def test_looking_at_a_run_shows_no_secret(workplace: Path) -> None:
             ((), ("config", "show", *TASK[2:])),
             ((), ("config", "check", *TASK[2:])),
             (OPTIONS, ("env", "show", "--config", "night.yaml")),
+            (OPTIONS, ("env", "report")),
         )
     ]
     assert [(each.args, each.stderr) for each in looks if "Traceback" in each.stderr] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import struct
@@ -112,14 +111,6 @@ def test_a_command_of_a_guide_works_or_is_refused_with_its_counterpart(
 def test_every_command_is_listed_once() -> None:
     commands = [command["run"] for command in COMMANDS]
     assert len(set(commands)) == len(commands) >= 60
-
-
-def test_the_page_is_made_from_the_documents() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
-    assert spec and spec.loader
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert (ROOT / "docs/documents.md").read_text() == generate.documents_page(), "run: make docs"
 
 
 def test_files_of_this_repository_and_variables_are_there() -> None:

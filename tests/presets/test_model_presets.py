@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -143,17 +141,3 @@ def test_the_trainer_preset_sets_training_keys_only() -> None:
     assert {"train_iters": 1000, "global_batch_size": 16, "seq_length": 1024, "lr": 2e-5}.items() <= tree.items()
     assert not set(tree) & set(ModelSpec.__struct_fields__), "a trainer preset stands over the model's"
     assert set(tree) & set(TrainingConfig.__struct_fields__)
-
-
-def test_the_models_page_is_current() -> None:
-    generate = load_file(ROOT / "docs" / "generate.py")
-    assert (ROOT / "docs" / "models.md").read_text() == generate.models_page(), "run: python docs/generate.py"
-
-
-def load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -19,7 +19,6 @@ from primus.config.source import format_yaml_value
 from primus.config.translation.foreign_settings import VARIABLE
 from primus.framework import FRAMEWORKS
 
-
 SCHEMA_PATH = "schemas/primus.schema.json"
 """The schema of the package's own frameworks, below the address of the site."""
 

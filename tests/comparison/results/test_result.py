@@ -57,9 +57,7 @@ def test_a_saved_result_is_read_back_equal_and_valid_by_the_published_schema(tmp
     assert RESULT.cell.name == "cpu_native_llama_identical_2"
 
 
-def test_the_published_schema_is_that_of_the_package() -> None:
-    published = Path(__file__).parents[3] / "docs/reference/comparison-result.schema.json"
-    assert json.loads(published.read_text()) == json.loads(json.dumps(build_json_schema())), "run docs/generate.py"
+def test_the_schema_describes_its_fields() -> None:
     described = build_json_schema()["$defs"]["ResultSteps"]["properties"]["time_s"]
     assert described["description"].startswith("Time from the end of the step before")
 
