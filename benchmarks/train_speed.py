@@ -23,6 +23,17 @@ HERE = Path(__file__).parent
 EAGER = ("native", "hugging_face", "litgpt", "torchtitan", "megatron_core")
 COMPILED = ("native+compile", "hugging_face+compile", "litgpt+compile", "torchtitan+compile")
 DTYPES = ("fp32", "bf16")
+EXPERT_KERNELS = {"hugging_face_grouped": "grouped_mm"}
+"""Further engines of the model with experts, by how transformers computes them."""
+MODELS = {
+    "dense": {},
+    "experts": {"layers": 4, "ffn": 512, "experts": 8},
+}
+"""What differs from `engines.setting.Setting`."""
+EXPERT_ENGINES = (
+    *("native", "hugging_face", "hugging_face_grouped", "torchtitan", "megatron_core"),
+    *("native+compile", "hugging_face+compile", "hugging_face_grouped+compile", "torchtitan+compile"),
+)
 
 
 def main() -> None:
@@ -33,8 +44,9 @@ def main() -> None:
             cell = measure(vocab, dtype, options)
             print(table(cell), flush=True)
             cells.append(cell)
-    record = {"machine": machine(options.threads), "steps_in_a_round": options.steps, "cells": cells}
-    output = Path(options.output or HERE / "results" / f"train_speed-{options.machine}.json")
+    record = {"model": options.model, "machine": machine(options.threads), "steps_in_a_round": options.steps, "cells": cells}
+    name = "train_speed" if options.model == "dense" else f"train_speed-{options.model}"
+    output = Path(options.output or HERE / "results" / f"{name}-{options.machine}.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=1) + "\n")
     print(f"written: {output}")
@@ -42,7 +54,8 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=",".join(EAGER + COMPILED), help="names, with +compile where wanted")
+    parser.add_argument("--model", choices=MODELS, default="dense")
+    parser.add_argument("--engines", help="names, with +compile where wanted; all that have the model")
     parser.add_argument("--vocab", default="8192,32000", help="vocabulary sizes")
     parser.add_argument("--dtype", default=",".join(DTYPES), help="fp32, bf16 (with fp32 master weights)")
     parser.add_argument("--rounds", type=int, default=7)
@@ -50,15 +63,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5, help="steps of each engine before the first round")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each engine")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the rivals")
+    parser.add_argument("--environments", type=Path, help="folder of primus' environments of engines, instead")
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", help="where the record goes, instead of results/")
     options = parser.parse_args(arguments)
-    options.engines = options.engines.split(",")
+    known = EAGER + COMPILED if options.model == "dense" else EXPERT_ENGINES
+    options.engines = options.engines.split(",") if options.engines else list(known)
     options.vocab = [int(size) for size in options.vocab.split(",")]
     options.dtype = options.dtype.split(",")
-    unknown = set(options.engines) - set(EAGER + COMPILED) or set(options.dtype) - set(DTYPES)
+    unknown = set(options.engines) - set(known) or set(options.dtype) - set(DTYPES)
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid: {', '.join(EAGER + COMPILED + DTYPES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid: {', '.join(known + DTYPES)}")
     return options
 
 
@@ -99,8 +114,11 @@ class Worker:
 
     def __init__(self, name: str, vocab: int, dtype: str, options: argparse.Namespace) -> None:
         engine, _, compiled = name.partition("+")
-        setting = json.dumps({"vocab": vocab, "bf16": dtype == "bf16", "compile": bool(compiled)})
-        python = sys.executable if engine == "native" else options.python
+        values = {"vocab": vocab, "bf16": dtype == "bf16", "compile": bool(compiled)} | MODELS[options.model]
+        if engine in EXPERT_KERNELS:
+            engine, values["expert_kernel"] = "hugging_face", EXPERT_KERNELS[engine]
+        setting = json.dumps(values)
+        python = find_python(engine, options)
         search = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         self.name = name
         self.process = subprocess.Popen(
@@ -130,6 +148,17 @@ class Worker:
             self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+ENVIRONMENTS = {"hugging_face": "huggingface", "megatron_core": "megatron", "torchtitan": "torchtitan"}
+
+
+def find_python(engine: str, options: argparse.Namespace) -> str:
+    if engine == "native":
+        return sys.executable
+    if options.environments and engine in ENVIRONMENTS:
+        return str(options.environments / ENVIRONMENTS[engine] / "bin" / "python")
+    return options.python
 
 
 def table(cell: dict) -> str:

@@ -1,9 +1,9 @@
-"""transformers' LlamaForCausalLM in a plain loop: autocast for bf16, as its Trainer does."""
+"""transformers' LlamaForCausalLM or MixtralForCausalLM in a plain loop: autocast for bf16, as its Trainer does."""
 
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
 
@@ -12,7 +12,15 @@ PACKAGES = ["torch", "transformers"]
 
 def make(setting: Setting):
     torch.manual_seed(SEED)
-    config = LlamaConfig(
+    kind, model_class, options = LlamaConfig, LlamaForCausalLM, {}
+    if setting.experts:
+        kind, model_class = MixtralConfig, MixtralForCausalLM
+        options = {
+            "num_local_experts": setting.experts,
+            "num_experts_per_tok": setting.experts_of_token,
+            "experts_implementation": setting.expert_kernel,
+        }
+    config = kind(
         vocab_size=setting.vocab,
         hidden_size=setting.dim,
         intermediate_size=setting.ffn,
@@ -25,8 +33,9 @@ def make(setting: Setting):
         tie_word_embeddings=False,
         use_cache=False,
         attn_implementation="sdpa",
+        **options,
     )
-    model = LlamaForCausalLM(config).train()
+    model = model_class(config).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )

@@ -14,15 +14,6 @@ PACKAGES = ["torch"]
 
 
 def make(setting: Setting):
-    spec = ModelSpec(
-        num_layers=setting.layers,
-        hidden_size=setting.dim,
-        ffn_hidden_size=setting.ffn,
-        num_attention_heads=setting.heads,
-        vocab_size=setting.vocab,
-        norm_epsilon=setting.norm_epsilon,
-        rotary_base=setting.rope_theta,
-    )
     config = OptimizerConfig(
         lr=LEARNING_RATE,
         weight_decay=WEIGHT_DECAY,
@@ -31,7 +22,7 @@ def make(setting: Setting):
         adam_eps=EPSILON,
         clip_grad=CLIP,
     )
-    model = build_model(spec, "cpu", SEED)
+    model = build_model(build_spec(setting), "cpu", SEED)
     model.compute_dtype = torch.bfloat16 if setting.bf16 else None
     trainable = prepare_model(model, device="cpu", compile=setting.compile)
     optimizer = build_optimizer(model, config)
@@ -41,3 +32,17 @@ def make(setting: Setting):
         return train_step(trainable, optimizer, batches, learning_rate=LEARNING_RATE, clip_grad=CLIP).loss
 
     return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_spec(setting: Setting) -> ModelSpec:
+    return ModelSpec(
+        num_layers=setting.layers,
+        hidden_size=setting.dim,
+        ffn_hidden_size=setting.ffn,
+        num_attention_heads=setting.heads,
+        vocab_size=setting.vocab,
+        norm_epsilon=setting.norm_epsilon,
+        rotary_base=setting.rope_theta,
+        num_experts=setting.experts,
+        moe_router_topk=setting.experts_of_token,
+    )

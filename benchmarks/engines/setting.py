@@ -14,7 +14,7 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Setting:
-    """A Llama shape with untied embeddings, and how it is trained."""
+    """A Llama or Mixtral shape with untied embeddings, and how it is trained."""
 
     vocab: int
     bf16: bool
@@ -27,3 +27,8 @@ class Setting:
     batch: int = 8
     norm_epsilon: float = 1e-5
     rope_theta: float = 10000.0
+    experts: int | None = None
+    """Each of width `ffn`; None for a dense model."""
+    experts_of_token: int = 2
+    expert_kernel: str = "eager"
+    """How transformers computes experts (integrations/moe.py of transformers)."""

@@ -1,4 +1,4 @@
-"""torchtitan's Llama 3 model, its chunked loss, its compilation of each block and of the loss.
+"""torchtitan's Llama 3 model, or for experts its Qwen 3 MoE as primus builds it, its chunked loss, its compilation of each block and of the loss.
 
 bf16 is its mixed precision policy on one FSDP process (gloo), as its trainer always wraps the model.
 """
@@ -31,7 +31,7 @@ def make(setting: Setting):
     llama3.get_attention_config = lambda backend: (
         ScaledDotProductAttention.Config()
     )  # FlexAttention has no CPU backward
-    model = make_config(setting).build()
+    model = (make_expert_config(setting) if setting.experts else make_config(setting)).build()
     model.init_states(buffer_device=torch.device("cpu"))
     compile_config = CompileConfig(enable=setting.compile, components=["model", "loss"])
     if setting.compile:
@@ -78,6 +78,17 @@ def make_config(setting: Setting):
             attn_backend="sdpa",
         ),
     )
+
+
+def make_expert_config(setting: Setting):
+    from engines.native import build_spec
+    from primus.frameworks.torchtitan.engine.float32_experts import use_float32_experts
+    from primus.frameworks.torchtitan.engine.model_config import build_model_spec
+
+    config = build_model_spec(build_spec(setting), on_cpu=True, masks_documents=False).model
+    if not setting.bf16:
+        use_float32_experts(config.layers)
+    return config
 
 
 def _mixed_precision(model) -> None:
