@@ -44,7 +44,12 @@ def main() -> None:
             cell = measure(vocab, dtype, options)
             print(table(cell), flush=True)
             cells.append(cell)
-    record = {"model": options.model, "machine": machine(options.threads), "steps_in_a_round": options.steps, "cells": cells}
+    record = {
+        "model": options.model,
+        "machine": machine(options.threads),
+        "steps_in_a_round": options.steps,
+        "cells": cells,
+    }
     name = "train_speed" if options.model == "dense" else f"train_speed-{options.model}"
     output = Path(options.output or HERE / "results" / f"{name}-{options.machine}.json")
     output.parent.mkdir(parents=True, exist_ok=True)

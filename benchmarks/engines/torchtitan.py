@@ -1,4 +1,4 @@
-"""torchtitan's Llama 3 model, or for experts its Qwen 3 MoE as primus builds it, its chunked loss, its compilation of each block and of the loss.
+"""torchtitan's Llama 3 model, or its Qwen 3 MoE as primus builds it; its chunked loss, and its compilation.
 
 bf16 is its mixed precision policy on one FSDP process (gloo), as its trainer always wraps the model.
 """

@@ -21,13 +21,15 @@ from primus.frameworks import native
 from primus.frameworks.native.engine.checkpoint import State, read_state, write_state
 from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
-from primus.frameworks.native.engine.model import StageLayers, Transformer, build_model, initialize_weights
+from primus.frameworks.native.engine.model import Transformer, build_model, initialize_weights
 from primus.frameworks.native.engine.moe import apply_router_settings, iterate_balance_biases
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
+from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
+from primus.frameworks.native.support import LAYOUT_KEYS
 from primus.models.model_checks import check_parallel
 from primus.runs.store import Run
 from primus.session.ranks.torch_processes import TorchProcesses
@@ -83,6 +85,7 @@ LENGTH, NUM_MICRO_BATCHES = 32, 8
 TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
 EXPERT, MOE = "expert_model_parallel_size", {"spec": EXPERTS}
 PIPELINE, SHARDED, SEQUENCE = "pipeline_model_parallel_size", "use_distributed_optimizer", "sequence_parallel"
+GROUPS, COPIES = LAYOUT_KEYS[1], LAYOUT_KEYS[0]
 TWO: list[dict[str, Any]] = [
     {},
     {SHARDED: False},
@@ -91,6 +94,7 @@ TWO: list[dict[str, Any]] = [
     {CONTEXT: 2},
     {CONTEXT: 2, SHARDED: False},
     {PIPELINE: 2},
+    {PIPELINE: 2, GROUPS: 2},
 ]
 FOUR: list[dict[str, Any]] = [
     {TENSOR: 4, SEQUENCE: True},
@@ -105,6 +109,16 @@ FOUR: list[dict[str, Any]] = [
     {PIPELINE: 2, TENSOR: 2, SEQUENCE: True},
     {PIPELINE: 2, CONTEXT: 2},
     {CONTEXT: 2, SHARDED: False},
+    {COPIES: 2},
+    {PIPELINE: 2, GROUPS: 2},
+    {PIPELINE: 2, GROUPS: 2, COPIES: 2},
+    {PIPELINE: 2, GROUPS: 2, TENSOR: 2, SEQUENCE: True},
+]
+TIED_OF_FOUR: list[dict[str, Any]] = [
+    {PIPELINE: 4},
+    {PIPELINE: 2, TENSOR: 2},
+    {PIPELINE: 2, GROUPS: 2},
+    {TENSOR: 4, SEQUENCE: True},
 ]
 EXPERTS_OF_FOUR: list[dict[str, Any]] = [
     {EXPERT: 2},
@@ -115,6 +129,8 @@ EXPERTS_OF_FOUR: list[dict[str, Any]] = [
     {TENSOR: 4, SEQUENCE: True},
     {PIPELINE: 2, EXPERT: 2},
     {PIPELINE: 2, EXPERT: 2, TENSOR: 2, SEQUENCE: True},
+    {PIPELINE: 2, GROUPS: 2, EXPERT: 2},
+    {EXPERT: 2, COPIES: 2},
 ]
 LATENT_OF_FOUR: list[dict[str, Any]] = [
     {TENSOR: 2, CONTEXT: 2},
@@ -126,6 +142,14 @@ SINKS_OF_FOUR: list[dict[str, Any]] = [
     {TENSOR: 4, EXPERT: 2, SEQUENCE: True},
     {PIPELINE: 2, CONTEXT: 2, EXPERT: 2},
 ]
+
+
+def build_sizes(sizes: dict[str, Any]) -> tuple[Layout, int]:
+    """The layout of this process, and the groups of layers of a stage."""
+    settings = LayoutSettings(**{key: value for key, value in sizes.items() if key in LAYOUT_KEYS})
+    parallel = ParallelConfig(**{key: value for key, value in sizes.items() if key not in LAYOUT_KEYS})
+    layout = build_layout(parallel, torch.device("cpu"), dist.get_world_size(), settings)
+    return layout, settings.num_virtual_stages_per_pipeline_rank
 
 
 class GradientRecorder:
@@ -159,11 +183,10 @@ def build(
     dtype: torch.dtype = torch.float64,
     documents: bool = False,
     recompute: bool = False,
+    groups: int = 1,
     **options: Any,
 ) -> Trainable:
-    stages = layout.pipeline
-    stage = StageLayers(choose_layers(spec.num_layers, stages), stages.rank == 0, stages.rank == stages.size - 1)
-    model = build_model(spec, "meta", 1, dtype, layout, stage)
+    model = build_model(spec, "meta", 1, dtype, layout, choose_layers(spec.num_layers, layout.pipeline, groups))
     model.recompute = recompute
     if documents:
         model.documents = DocumentHandling(5, True, True)
@@ -187,11 +210,10 @@ def compute(trainable: Trainable) -> dict[str, Any]:
 
 
 def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    world = dist.get_world_size()
     found = []
     for sizes in layouts:
-        layout = build_layout(ParallelConfig(**sizes), torch.device("cpu"), world)
-        found.append(compute(build(layout, **options)))
+        layout, groups = build_sizes(sizes)
+        found.append(compute(build(layout, groups=groups, **options)))
     torch.save(found, folder / f"rank_{rank}")
 
 
@@ -200,7 +222,7 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
     [
         (2, TWO, {}),
         (4, FOUR, {}),
-        (4, [{PIPELINE: 4}, {PIPELINE: 2, TENSOR: 2}, {TENSOR: 4, SEQUENCE: True}], {"spec": TIED}),
+        (4, TIED_OF_FOUR, {"spec": TIED}),
         (2, [*TWO, {EXPERT: 2}, {EXPERT: 2, TENSOR: 2}, {EXPERT: 2, CONTEXT: 2}], MOE),
         (4, EXPERTS_OF_FOUR, MOE),
         (4, LATENT_OF_FOUR, {"spec": LATENT}),
@@ -348,6 +370,8 @@ def check(run: Run) -> None:
         ({EXPERT: 3, "num_experts": 8}, "3 does not divide num_experts 8", "use one of 1, 2, 4, 8"),
         ({PIPELINE: 3}, "3 does not divide num_layers 2", "use one of 1, 2"),
         ({CONTEXT: 2, "seq_length": 34}, "34 does not divide into 4 equal parts", "use a multiple of 4"),
+        ({PIPELINE: 2, "num_layers": 8, GROUPS: 3}, "3 does not divide the 4 layers of a stage", "use one of 1, 2, 4"),
+        ({GROUPS: 2}, "2: there is one pipeline stage", "raise pipeline_model_parallel_size"),
         ({TENSOR: 2, "num_experts": 8, "seq_length": 33}, "33 tokens of a process do not", "use a multiple of 2"),
     ],
 )

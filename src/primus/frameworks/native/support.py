@@ -12,15 +12,19 @@ from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
+from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.models import model_checks
 from primus.models.counts import num_dense_layers, num_query_groups
+from primus.models.model_checks import PIPELINE_KEY
 from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
 ADAPTER_KEYS = tuple(AdapterSettings.__struct_fields__)
 """Keys of adapters under `overrides:`, which are not of the schema."""
+LAYOUT_KEYS = tuple(LayoutSettings.__struct_fields__)
+"""Those of the layout."""
 ROUTER_KEYS = tuple(RouterSettings.__struct_fields__)
 """Those of routers."""
 
@@ -79,6 +83,15 @@ def read_router_settings(trainer: Trainer) -> RouterSettings:
     return read_settings(trainer.backend_args, RouterSettings, "docs/training.md")
 
 
+def read_layout_settings(trainer: Trainer) -> LayoutSettings:
+    """The settings of the layout.
+
+    Raises:
+        UsageError: A value is not valid; names the key.
+    """
+    return read_settings(trainer.backend_args, LayoutSettings, "docs/training.md")
+
+
 def _check_routers(trainer: Trainer) -> None:
     """Check the settings of routers; a dense model has none."""
     read_router_settings(trainer)
@@ -100,11 +113,24 @@ def _check_layout(trainer: Trainer) -> None:
             f"use a multiple of {size * trainer.parallel.context_parallel_size} (each tensor-parallel process routes"
             " a part)",
         )
+    _check_virtual_stages(trainer)
+
+
+def _check_virtual_stages(trainer: Trainer) -> None:
+    """Reject groups of layers that do not divide, or that no pipeline stage has."""
+    key, groups = LAYOUT_KEYS[1], read_layout_settings(trainer).num_virtual_stages_per_pipeline_rank
+    stages, layers = trainer.parallel.pipeline_model_parallel_size, trainer.model.num_layers
+    if groups > 1 and stages == 1:
+        raise UsageError(f"{key}: {groups}: there is one pipeline stage", f"raise {PIPELINE_KEY}, or remove it")
+    if layers % (groups * stages):
+        valid = [each for each in range(1, layers // stages + 1) if layers % (each * stages) == 0]
+        problem = f"{key}: {groups} does not divide the {layers // stages} layers of a stage"
+        raise UsageError(problem, f"use one of {', '.join(map(str, valid))}")
 
 
 def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
-    known = (*ADAPTER_KEYS, *ROUTER_KEYS)
+    known = (*ADAPTER_KEYS, *LAYOUT_KEYS, *ROUTER_KEYS)
     others = {key: value for key, value in trainer.backend_args.items() if key not in known}
     check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
     settings = read_settings(trainer.backend_args, AdapterSettings)

@@ -20,7 +20,6 @@ from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
 from primus.frameworks.native.engine.layout import build_layout
 from primus.frameworks.native.engine.model import (
-    StageLayers,
     Transformer,
     build_model,
     fill_frequencies,
@@ -41,7 +40,7 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
-from primus.frameworks.native.support import read_router_settings
+from primus.frameworks.native.support import read_layout_settings, read_router_settings
 from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
@@ -78,7 +77,8 @@ class NativeEngine(Engine):
     def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
         self._trainer, self._processes = session.trainer, processes
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
-        self._layout = build_layout(session.trainer.parallel, processes.device, processes.world)
+        settings = read_layout_settings(session.trainer)
+        self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, settings)
         trainable = self._build_trainable(session, dtype)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
@@ -192,12 +192,8 @@ class NativeEngine(Engine):
         """The model, sharded if there are several processes; its weights are not filled yet."""
         trainer = session.trainer
         training = trainer.training
-        stages = self._layout.pipeline
-        stage = StageLayers(
-            choose_layers(trainer.model.num_layers, stages),
-            is_first=stages.rank == 0,
-            is_last=stages.rank == stages.size - 1,
-        )
+        groups = read_layout_settings(trainer).num_virtual_stages_per_pipeline_rank
+        stage = choose_layers(trainer.model.num_layers, self._layout.pipeline, groups)
         built = build_model(trainer.model, "meta", training.seed, dtype, self._layout, stage)
         built.configure(training)
         apply_router_settings(built, read_router_settings(trainer))

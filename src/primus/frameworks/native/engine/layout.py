@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from primus.config.schema import ParallelConfig
+from primus.errors import UsageError
+from primus.frameworks.native.layout_settings import LayoutSettings
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,20 @@ ALONE = Layout()
 """Of a process without others."""
 
 
-def build_layout(parallel: ParallelConfig, device: torch.device, world: int) -> Layout:
-    """The layout of an experiment; every process must call it, in a process group if `world` is more than 1."""
+def build_layout(
+    parallel: ParallelConfig, device: torch.device, world: int, settings: LayoutSettings | None = None
+) -> Layout:
+    """The layout of an experiment; every process must call it, in a process group if `world` is more than 1.
+
+    Raises:
+        UsageError: The processes with copies of a weight do not divide into as many instances as `settings` has.
+    """
     if world == 1:
         return ALONE
     tensor, context = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     pipeline, expert = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
     stage, is_sharded = world // pipeline, parallel.use_distributed_optimizer
+    instances = settings.num_distributed_optimizer_instances if settings else 1
     ranks = torch.arange(world).view(pipeline, stage // (context * tensor), context, tensor)
 
     def build_mesh(order: torch.Tensor, **sizes: int) -> DeviceMesh:
@@ -72,9 +81,12 @@ def build_layout(parallel: ParallelConfig, device: torch.device, world: int) -> 
 
     def build_sums(order: torch.Tensor, count: int, **others: int) -> DeviceMesh:
         """The processes whose gradients of a weight add up, which share it or have copies."""
-        copies = 1 if is_sharded else count
+        copies = instances if is_sharded else count
+        if count % copies:
+            problem = f"num_distributed_optimizer_instances: {copies} does not divide {count} processes with one weight"
+            raise UsageError(problem, f"use a divisor of {count}")
         mesh = build_mesh(order, **others, replicate=copies, shard=count // copies)
-        return mesh["shard"] if is_sharded else mesh["replicate", "shard"]
+        return mesh["shard"] if is_sharded and copies == 1 else mesh["replicate", "shard"]
 
     axes = build_mesh(ranks, pipeline=pipeline, data=ranks.shape[1], context=context, tensor=tensor)
     shared = build_mesh(ranks, pipeline=pipeline, data=ranks.shape[1], sequence=context * tensor)

@@ -96,13 +96,14 @@ def _list_own_weights(model: Transformer) -> list[tuple[str, PlacedWeight]]:
 
 
 class StageLayers(NamedTuple):
-    """Consecutive layers of a model: a pipeline stage, or all of them."""
+    """The layers of a pipeline stage, or all of a model."""
 
-    layers: range
+    groups: tuple[range, ...]
+    """Consecutive layers each, which a micro batch passes before it goes on to the next stage."""
     is_first: bool = True
-    """Whether it embeds token ids."""
+    """Whether the first group embeds token ids."""
     is_last: bool = True
-    """Whether it has the last norm and the output head."""
+    """Whether the last norm and the output head follow the last group."""
 
 
 class Transformer(nn.Module):
@@ -121,7 +122,7 @@ class Transformer(nn.Module):
         check_model(spec)
         super().__init__()
         self.spec, self.layout = spec, layout
-        self.stage = stage or StageLayers(range(spec.num_layers))
+        self.stage = stage or StageLayers((range(spec.num_layers),))
         self.compute_dtype: torch.dtype | None = None
         """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
         self.recompute = False
@@ -137,7 +138,7 @@ class Transformer(nn.Module):
         kinds = list(list_layers(spec))
         # By number, so that the weights of a stage have the names that they have in the whole.
         self.layers = nn.ModuleDict(
-            {str(number): TransformerLayer(spec, kinds[number], layout) for number in self.stage.layers}
+            {str(n): TransformerLayer(spec, kinds[n], layout) for group in self.stage.groups for n in group}
         )
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon) if is_last else None
         vocabulary = share(spec.vocab_size, layout.tensor)
@@ -185,38 +186,43 @@ class Transformer(nn.Module):
         scale: Tensor | None = None,
         examples_BS: Tensor | None = None,
         tokens_BS: Tensor | None = None,
+        group: int = 0,
     ) -> Tensor:
-        """Hidden states [B, S, D], in a last stage after the last norm; with targets, `scale` x the sum of their
-        losses.
+        """Hidden states [B, S, D], in the last group of all after the last norm; with targets, `scale` x the sum of
+        their losses.
 
         The loss is part of forward so that one graph is compiled, and so that FSDP gathers the output head for it.
 
         Args:
-            x: Token ids [B, S] in a first stage, hidden states in another one, which are those of a part of the
-                sequence if processes share it. All other arguments are of the whole sequence.
-            targets_BS: Used by the last stage.
+            x: Token ids [B, S] in the first group of all, hidden states in another one, which are those of a part of
+                the sequence if processes share it. All other arguments are of the whole sequence.
+            targets_BS: Used by the last group.
             scale: See `cross_entropy`.
             examples_BS: Number of each token's example in a packed sequence; examples do not see each other.
-            tokens_BS: Token ids, in another than the first stage.
+            tokens_BS: Token ids, in another than the first group.
+            group: Which layers of this stage.
         """
         tokens_BS = x if tokens_BS is None else tokens_BS
         # The schedule of a pipeline gives each micro batch a vector of one.
         scale = None if scale is None else scale.reshape(())
-        hidden_BSD = self.embedding(x) if self.stage.is_first and self.embedding is not None else x
+        is_first = self.stage.is_first and group == 0
+        is_last = self.stage.is_last and group == len(self.stage.groups) - 1
+        hidden_BSD = self.embedding(x) if is_first and self.embedding is not None else x
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
         masks = self._build_masks(mask, tokens_BS)
-        for layer in self.layers.values():
+        for number in self.stage.groups[group]:
+            layer = self.layers[str(number)]
             visible = masks[_get_window(layer)]
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, visible, loss_weight, use_reentrant=False)
             else:
                 hidden_BSD = layer(hidden_BSD, rotation, visible, loss_weight)
-        if self.norm is not None:
+        if is_last and self.norm is not None:
             hidden_BSD = self.norm(hidden_BSD)
-        if targets_BS is None or not self.stage.is_last:
+        if targets_BS is None or not is_last:
             return hidden_BSD
         hidden_BSD = enter_tensor_region(hidden_BSD, self.layout)
         targets_BS = take_context(targets_BS, self.layout.context, 1)

@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 
 from primus.frameworks.native.engine.layout import Axis
-
-if TYPE_CHECKING:
-    from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.model import StageLayers, Transformer
 
 Batch = tuple[Tensor, ...]
 """Tokens and targets of one micro batch, both int64 [B, S] on the model's device; of packed examples also the number of
 each token's example."""
+Schedule = Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B | ScheduleLoopedBFS
 
 
-def choose_layers(num_layers: int, stages: Axis) -> range:
-    """The layers of this process's stage."""
-    size = num_layers // stages.size
-    return range(stages.rank * size, (stages.rank + 1) * size)
+def choose_layers(num_layers: int, stages: Axis, num_groups: int = 1) -> StageLayers:
+    """The layers of this process's stage: each stage has as many, in every group."""
+    size = num_layers // (stages.size * num_groups)
+    begins = [(group * stages.size + stages.rank) * size for group in range(num_groups)]
+    groups = tuple(range(begin, begin + size) for begin in begins)
+    return StageLayers(groups, is_first=stages.rank == 0, is_last=stages.rank == stages.size - 1)
+
+
+class _LayerGroup(nn.Module):
+    """One of several groups of layers of a stage.
+
+    The model is not a submodule: its gradients are reduced once, and not by the schedule for each group.
+    """
+
+    def __init__(self, model: Transformer, group: int) -> None:
+        super().__init__()
+        self._models, self._group = (model,), group
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self._models[0](x, group=self._group, **kwargs)
 
 
 class Pipeline:
@@ -35,11 +57,20 @@ class Pipeline:
 
     def __init__(self, model: Transformer, device: torch.device) -> None:
         self._model, self._device = model, device
-        self._schedules: dict[tuple[int, torch.Size], Schedule1F1B | ScheduleGPipe] = {}
+        self._schedules: dict[tuple[int, torch.Size], Schedule] = {}
 
     def run_passes(self, micro_batches: Sequence[Batch], scale: Tensor) -> Tensor:
         """The forward and backward passes; returns `scale` x the sum of the losses, 0 but in the last stage."""
-        return self._run(micro_batches, scale, has_backward=True)
+        model = self._model
+        reduces_once = len(model.stage.groups) > 1
+        if isinstance(model, FSDPModule) and reduces_once:
+            model.set_is_last_backward(False)
+            model.set_reshard_after_backward(False)
+            model.set_requires_gradient_sync(False)
+        loss = self._run(micro_batches, scale, has_backward=True)
+        if isinstance(model, FSDPModule) and reduces_once:
+            self._build_stage(micro_batches[0][0], 0, model).perform_reduce_grad(1)
+        return loss
 
     def evaluate(self, micro_batches: Sequence[Batch], scale: Tensor) -> Tensor:
         """The same without backward passes."""
@@ -61,31 +92,44 @@ class Pipeline:
             return torch.zeros((), dtype=scale.dtype, device=scale.device)
         return torch.stack(losses).detach().sum()
 
-    def _find_schedule(self, count: int, tokens_BS: Tensor) -> Schedule1F1B | ScheduleGPipe:
-        """1F1B keeps the activations of as many micro batches as there are stages; it needs at least as many."""
+    def _find_schedule(self, count: int, tokens_BS: Tensor) -> Schedule:
+        """1F1B keeps the activations of as many micro batches as there are stages; it needs at least as many.
+
+        With several groups it goes in rounds of equal size. Other numbers of micro batches pass all forward first.
+        """
         key = count, tokens_BS.shape
         if key not in self._schedules:
-            stages = self._model.layout.pipeline
-            kind = Schedule1F1B if count >= stages.size else ScheduleGPipe
-            self._schedules[key] = kind(self._build_stage(tokens_BS), count, _take_loss, scale_grads=False)
+            size, num_groups = self._model.layout.pipeline.size, len(self._model.stage.groups)
+            options: dict[str, Any] = {"n_microbatches": count, "loss_fn": _take_loss, "scale_grads": False}
+            if num_groups == 1:
+                kind = Schedule1F1B if count >= size else ScheduleGPipe
+                self._schedules[key] = kind(self._build_stage(tokens_BS, 0, self._model), **options)
+            else:
+                stages: list[Any] = [
+                    self._build_stage(tokens_BS, n, _LayerGroup(self._model, n)) for n in range(num_groups)
+                ]
+                has_rounds = count % max(1, count // size) == 0
+                self._schedules[key] = (ScheduleInterleaved1F1B if has_rounds else ScheduleLoopedBFS)(stages, **options)
         return self._schedules[key]
 
-    def _build_stage(self, tokens_BS: Tensor) -> PipelineStage:
-        """The stage with the shapes of what it receives and sends. Otherwise the schedule would find them by passes of
-        the model, whose routers would count the tokens of one more micro batch."""
+    def _build_stage(self, tokens_BS: Tensor, group: int, module: nn.Module) -> PipelineStage:
+        """The stage of a group with the shapes of what it receives and sends. Otherwise the schedule would find them by
+        passes of the model, whose routers would count the tokens of one more micro batch."""
         model, layout = self._model, self._model.layout
         batch, length = tokens_BS.shape
         length //= layout.context.size * (layout.tensor.size if layout.sequence_parallel else 1)
         dtype = model.compute_dtype or next(model.parameters()).dtype
         hidden_BSD = torch.empty(batch, length, model.spec.hidden_size, dtype=dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=torch.float64, device="meta", requires_grad=True)
+        count = layout.pipeline.size * len(model.stage.groups)
+        index = group * layout.pipeline.size + layout.pipeline.rank
         return PipelineStage(
-            model,
-            layout.pipeline.rank,
-            layout.pipeline.size,
+            module,
+            index,
+            count,
             self._device,
-            input_args=tokens_BS.to("meta") if model.stage.is_first else hidden_BSD,
-            output_args=loss if model.stage.is_last else hidden_BSD,
+            input_args=tokens_BS.to("meta") if index == 0 else hidden_BSD,
+            output_args=loss if index == count - 1 else hidden_BSD,
             group=layout.pipeline.group,
         )
 

@@ -42,6 +42,7 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
     yield "tensor_model_parallel_size", layout.tensor.size
     yield "context_parallel_size", layout.context.size
     yield "pipeline_model_parallel_size", layout.pipeline.size
+    yield "num_virtual_stages_per_pipeline_rank", len(model.stage.groups)
     yield "expert_model_parallel_size", layout.expert.size
     yield "sequence_parallel", layout.sequence_parallel
     if layout.data.size > 1:  # else there is nothing to shard
