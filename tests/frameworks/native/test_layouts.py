@@ -29,7 +29,6 @@ from primus.frameworks.native.engine.state import collect_moments, collect_weigh
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
-from primus.frameworks.native.support import LAYOUT_KEYS
 from primus.models.model_checks import check_parallel
 from primus.runs.store import Run
 from primus.session.ranks.torch_processes import TorchProcesses
@@ -85,7 +84,7 @@ LENGTH, NUM_MICRO_BATCHES = 32, 8
 TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
 EXPERT, MOE = "expert_model_parallel_size", {"spec": EXPERTS}
 PIPELINE, SHARDED, SEQUENCE = "pipeline_model_parallel_size", "use_distributed_optimizer", "sequence_parallel"
-GROUPS, COPIES = LAYOUT_KEYS[1], LAYOUT_KEYS[0]
+GROUPS, COPIES = "num_virtual_stages_per_pipeline_rank", "num_distributed_optimizer_instances"
 TWO: list[dict[str, Any]] = [
     {},
     {SHARDED: False},
@@ -146,8 +145,8 @@ SINKS_OF_FOUR: list[dict[str, Any]] = [
 
 def build_sizes(sizes: dict[str, Any]) -> tuple[Layout, int]:
     """The layout of this process, and the groups of layers of a stage."""
-    settings = LayoutSettings(**{key: value for key, value in sizes.items() if key in LAYOUT_KEYS})
-    parallel = ParallelConfig(**{key: value for key, value in sizes.items() if key not in LAYOUT_KEYS})
+    settings = LayoutSettings(**{key: value for key, value in sizes.items() if key in (GROUPS, COPIES)})
+    parallel = ParallelConfig(**{key: value for key, value in sizes.items() if key not in (GROUPS, COPIES)})
     layout = build_layout(parallel, torch.device("cpu"), dist.get_world_size(), settings)
     return layout, settings.num_virtual_stages_per_pipeline_rank
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
-from primus.frameworks.native.support import ADAPTER_KEYS, LAYOUT_KEYS, ROUTER_KEYS
+from primus.frameworks.native.support import KEYS as KEYS
 from primus.frameworks.native.support import check as check
 from primus.package_files import PROGRAM
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
 
 ENGINES = ()
-KEYS = (*ADAPTER_KEYS, *LAYOUT_KEYS, *ROUTER_KEYS)
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -12,6 +13,7 @@ from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
+from primus.frameworks.native.kernel_settings import KernelSettings
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.models import model_checks
@@ -21,12 +23,10 @@ from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
-ADAPTER_KEYS = tuple(AdapterSettings.__struct_fields__)
-"""Keys of adapters under `overrides:`, which are not of the schema."""
-LAYOUT_KEYS = tuple(LayoutSettings.__struct_fields__)
-"""Those of the layout."""
-ROUTER_KEYS = tuple(RouterSettings.__struct_fields__)
-"""Those of routers."""
+SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, RouterSettings)
+"""Kinds of settings under `overrides:` that are not of the schema."""
+KEYS = tuple(key for kind in SETTINGS for key in kind.__struct_fields__)
+S = TypeVar("S", KernelSettings, LayoutSettings, RouterSettings)
 
 
 def check(experiment: Experiment) -> None:
@@ -43,6 +43,8 @@ def check(experiment: Experiment) -> None:
     _check_layout(trainer)
     check_session(trainer, "native")
     if trainer.backend_args:
+        read_own_settings(trainer, KernelSettings)
+        _check_virtual_stages(trainer)
         _check_routers(trainer)
         _check_adapters(trainer)
 
@@ -74,28 +76,19 @@ def _check_rewinds(trainer: Trainer) -> None:
             raise UsageError(f"{policy}: rewind needs checkpoints, and save_interval is not set", "set save_interval")
 
 
-def read_router_settings(trainer: Trainer) -> RouterSettings:
-    """The settings of routers.
+def read_own_settings(trainer: Trainer, kind: type[S]) -> S:
+    """The settings of a kind.
 
     Raises:
         UsageError: A value is not valid; names the key.
     """
-    return read_settings(trainer.backend_args, RouterSettings, "docs/training.md")
-
-
-def read_layout_settings(trainer: Trainer) -> LayoutSettings:
-    """The settings of the layout.
-
-    Raises:
-        UsageError: A value is not valid; names the key.
-    """
-    return read_settings(trainer.backend_args, LayoutSettings, "docs/training.md")
+    return read_settings(trainer.backend_args, kind, "docs/training.md")
 
 
 def _check_routers(trainer: Trainer) -> None:
     """Check the settings of routers; a dense model has none."""
-    read_router_settings(trainer)
-    named = [key for key in ROUTER_KEYS if trainer.backend_args.get(key) is not None]
+    read_own_settings(trainer, RouterSettings)
+    named = [key for key in RouterSettings.__struct_fields__ if trainer.backend_args.get(key) is not None]
     if named and trainer.model.num_experts is None:
         raise UsageError(f"{named[0]}: a dense model has no experts", "set num_experts, or remove it")
 
@@ -113,12 +106,12 @@ def _check_layout(trainer: Trainer) -> None:
             f"use a multiple of {size * trainer.parallel.context_parallel_size} (each tensor-parallel process routes"
             " a part)",
         )
-    _check_virtual_stages(trainer)
 
 
 def _check_virtual_stages(trainer: Trainer) -> None:
     """Reject groups of layers that do not divide, or that no pipeline stage has."""
-    key, groups = LAYOUT_KEYS[1], read_layout_settings(trainer).num_virtual_stages_per_pipeline_rank
+    key = "num_virtual_stages_per_pipeline_rank"
+    groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
     stages, layers = trainer.parallel.pipeline_model_parallel_size, trainer.model.num_layers
     if groups > 1 and stages == 1:
         raise UsageError(f"{key}: {groups}: there is one pipeline stage", f"raise {PIPELINE_KEY}, or remove it")
@@ -130,8 +123,7 @@ def _check_virtual_stages(trainer: Trainer) -> None:
 
 def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
-    known = (*ADAPTER_KEYS, *LAYOUT_KEYS, *ROUTER_KEYS)
-    others = {key: value for key, value in trainer.backend_args.items() if key not in known}
+    others = {key: value for key, value in trainer.backend_args.items() if key not in KEYS}
     check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
     settings = read_settings(trainer.backend_args, AdapterSettings)
     if settings.peft == "none":

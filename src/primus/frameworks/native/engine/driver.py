@@ -18,6 +18,7 @@ from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
+from primus.frameworks.native.engine.kernel_trial import KernelTrial
 from primus.frameworks.native.engine.layout import build_layout
 from primus.frameworks.native.engine.model import (
     Transformer,
@@ -40,7 +41,10 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
-from primus.frameworks.native.support import read_layout_settings, read_router_settings
+from primus.frameworks.native.kernel_settings import KernelSettings
+from primus.frameworks.native.layout_settings import LayoutSettings
+from primus.frameworks.native.router_settings import RouterSettings
+from primus.frameworks.native.support import read_own_settings
 from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
@@ -77,7 +81,7 @@ class NativeEngine(Engine):
     def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
         self._trainer, self._processes = session.trainer, processes
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
-        settings = read_layout_settings(session.trainer)
+        settings = read_own_settings(session.trainer, LayoutSettings)
         self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, settings)
         trainable = self._build_trainable(session, dtype)
         self._timer = ComputeTimer(processes.device, trainable.model)
@@ -183,7 +187,10 @@ class NativeEngine(Engine):
         return read_peak_memory(self._processes.device)
 
     def build_callbacks(self, session: Session) -> Sequence[Callback]:
-        return [TextSampler(session, self.model)]
+        device, trial = self._processes.device, read_own_settings(self._trainer, KernelSettings).kernel_trial
+        is_tried = trial == "always" or (trial == "auto" and device.type == "cuda")
+        trials = [KernelTrial(session, self.model, device)] if is_tried else []
+        return [*trials, TextSampler(session, self.model)]
 
     def _restore(self, start: ResumePoint) -> None:
         restore_state(start, self.model, self._optimizer, self._processes)
@@ -192,11 +199,11 @@ class NativeEngine(Engine):
         """The model, sharded if there are several processes; its weights are not filled yet."""
         trainer = session.trainer
         training = trainer.training
-        groups = read_layout_settings(trainer).num_virtual_stages_per_pipeline_rank
+        groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
         stage = choose_layers(trainer.model.num_layers, self._layout.pipeline, groups)
         built = build_model(trainer.model, "meta", training.seed, dtype, self._layout, stage)
         built.configure(training)
-        apply_router_settings(built, read_router_settings(trainer))
+        apply_router_settings(built, read_own_settings(trainer, RouterSettings))
         built.documents = build_document_handling(trainer.data, session.data.eod_id)
         settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
         if settings.peft != "none":
