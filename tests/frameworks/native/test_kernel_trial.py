@@ -14,7 +14,7 @@ from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 from primus.frameworks import native
 from primus.frameworks.native.engine import experts, kernel_trial, ops
-from primus.frameworks.native.engine.kernel_trial import Kernel, judge, list_kernels, try_kernels
+from primus.frameworks.native.engine.kernel_trial import TriedKernel, judge, list_kernels, try_kernels
 from primus.frameworks.native.engine.model import build_model
 from primus.runs.attempt import Attempt
 from primus.runs.events import read_events
@@ -63,7 +63,7 @@ def test_rows_that_a_kernel_leaves_unwritten_are_found(monkeypatch: pytest.Monke
 
 def test_memory_that_a_kernel_does_not_write_holds_nan() -> None:
     """A large output, whose memory is the block that was freed last."""
-    kernel = Kernel("nothing", lambda x: x + torch.empty_like(x).detach(), lambda x: x, (torch.ones(256, 256),))
+    kernel = TriedKernel("nothing", lambda x: x + torch.empty_like(x).detach(), lambda x: x, (torch.ones(256, 256),))
     assert "unwritten" in judge(kernel).problem
 
 
@@ -78,18 +78,18 @@ def test_memory_that_a_kernel_does_not_write_holds_nan() -> None:
 )
 def test_a_wrong_output_or_gradient_is_found(run: Callable[[Tensor], Tensor], problem: str) -> None:
     inputs = (torch.randn(4, 8, generator=torch.Generator().manual_seed(0)),)
-    assert not judge(Kernel("exponential", torch.exp, torch.exp, inputs)).problem
-    assert problem in judge(Kernel("exponential", run, torch.exp, inputs)).problem
+    assert not judge(TriedKernel("exponential", torch.exp, torch.exp, inputs)).problem
+    assert problem in judge(TriedKernel("exponential", run, torch.exp, inputs)).problem
 
 
 def test_a_kernel_that_gives_other_bits_each_time_is_known() -> None:
     turns = iter([0.0, 1e-7] * 2)
-    kernel = Kernel("unsteady", lambda x: x + next(turns), lambda x: x, (torch.ones(4),))
+    kernel = TriedKernel("unsteady", lambda x: x + next(turns), lambda x: x, (torch.ones(4),))
     assert not judge(kernel).is_repeatable
 
 
 def test_no_kernel_is_begun_after_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = (Kernel(name, torch.exp, torch.exp, (torch.ones(4),)) for name in "abc")
+    kernels = (TriedKernel(name, torch.exp, torch.exp, (torch.ones(4),)) for name in "abc")
     clock = iter([0.0, 1.0, 6.0])
     monkeypatch.setattr(kernel_trial, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert [each.name for each in try_kernels(kernels)] == ["a", "b"]

@@ -42,7 +42,7 @@ LIMIT = 2e-3
 """The same in float32, whose products may be rounded to TF32."""
 
 
-class Kernel(NamedTuple):
+class TriedKernel(NamedTuple):
     """A function of tensors as a run calls it, and what it should compute."""
 
     name: str
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     """Those of floating point get a gradient."""
 
 
-class Verdict(NamedTuple):
+class KernelVerdict(NamedTuple):
     """What a trial has found."""
 
     name: str
@@ -110,7 +110,7 @@ class KernelTrial(Callback):
         session.reporter.print_line(f"kernel trial: {len(verdicts)} right in {seconds:.1f} s")
 
 
-def try_kernels(kernels: Iterator[Kernel], budget_s: float = BUDGET_S) -> list[Verdict]:
+def try_kernels(kernels: Iterator[TriedKernel], budget_s: float = BUDGET_S) -> list[KernelVerdict]:
     """The verdicts of kernels, one after the other until the time is over."""
     end = time.monotonic() + budget_s
     verdicts = []
@@ -121,7 +121,7 @@ def try_kernels(kernels: Iterator[Kernel], budget_s: float = BUDGET_S) -> list[V
     return verdicts
 
 
-def judge(kernel: Kernel) -> Verdict:
+def judge(kernel: TriedKernel) -> KernelVerdict:
     """Run a kernel twice in memory that holds NaN, and once its formula in float64."""
     doubles = [each.double() if each.is_floating_point() else each for each in kernel.inputs]
     expected = _compute(kernel.reference, doubles)
@@ -130,7 +130,7 @@ def judge(kernel: Kernel) -> Verdict:
         _spread_nan(expected, kernel.inputs)
         found.append(_compute(kernel.run, kernel.inputs))
     errors = [_measure_error(*pair) for each in found for pair in zip(each, expected, strict=True)]
-    return Verdict(
+    return KernelVerdict(
         kernel.name,
         [list(each.shape) for each in kernel.inputs],
         math.nan if any(map(math.isnan, errors)) else max(errors),
@@ -160,7 +160,7 @@ def _measure_error(found: Tensor, expected: Tensor) -> float:
     return (difference / expected.abs().max().clamp_min(torch.finfo(found.dtype).tiny)).item()
 
 
-def list_kernels(model: Transformer, device: torch.device, batch: int, length: int) -> Iterator[Kernel]:
+def list_kernels(model: Transformer, device: torch.device, batch: int, length: int) -> Iterator[TriedKernel]:
     """The kernels of a model's layers and loss, at the shapes of this process, made one after the other."""
     spec, layout = model.spec, model.layout
     dtype = model.compute_dtype or next(model.parameters()).dtype
@@ -175,31 +175,31 @@ def list_kernels(model: Transformer, device: torch.device, batch: int, length: i
         yield from _list_experts(model, draw, device, batch * length)
     heads = min(2, spec.num_attention_heads // num_query_groups(spec))
     q, k, v = draw(1, heads, length, channels), draw(1, 1, length, channels), draw(1, 1, length, channels)
-    yield Kernel("attention", ops.causal_attention, _attend, (q, k, v))
+    yield TriedKernel("attention", ops.causal_attention, _attend, (q, k, v))
     scale = draw(width)
-    yield Kernel(
+    yield TriedKernel(
         "RMSNorm",
         lambda x, w: ops.rms_norm(x, w, spec.norm_epsilon),
         _normalize(spec.norm_epsilon),
         (draw(tokens, width), scale),
     )
     if not spec.num_experts:
-        yield Kernel("SwiGLU", ops.swiglu, _gate, (draw(tokens, 2 * spec.ffn_hidden_size // layout.tensor.size),))
+        yield TriedKernel("SwiGLU", ops.swiglu, _gate, (draw(tokens, 2 * spec.ffn_hidden_size // layout.tensor.size),))
     angles = rope.compute_tables(model.frequencies, length, dtype, rope.compute_table_scale(spec))
     rotary = rope.count_rotary_channels(spec)
-    yield Kernel(
+    yield TriedKernel(
         "rotary embedding", lambda x: ops.apply_rotary(x, *angles), _rotate(*angles), (draw(1, length, heads, rotary),)
     )
     vocabulary = min(spec.vocab_size // layout.tensor.size, MAX_DOUBLES // width)
     rows = min(tokens, MAX_DOUBLES // vocabulary)
     targets = torch.randint(vocabulary, (rows,), generator=generator).to(device)
     head = draw(vocabulary, width, scale=width**-0.5)
-    yield Kernel("cross-entropy", cross_entropy, _lose, (draw(rows, width), head, targets))
+    yield TriedKernel("cross-entropy", cross_entropy, _lose, (draw(rows, width), head, targets))
 
 
 def _list_experts(
     model: Transformer, draw: Callable[..., Tensor], device: torch.device, tokens: int
-) -> Iterator[Kernel]:
+) -> Iterator[TriedKernel]:
     """Experts with even numbers of rows, with all rows at one, and with Zipf's numbers, of which some are 0."""
     spec = model.spec
     assert spec.num_experts is not None
@@ -223,7 +223,7 @@ def _list_experts(
     for name, counts in (("even", [rows // number] * number), ("all at one", one), ("Zipf", zipf)):
         counts[0] += rows - sum(counts)
         counts_E = torch.tensor(counts, device=device)
-        yield Kernel(f"experts ({name})", run, compute, (x_RD, scores_R, counts_E, gate_up, down))
+        yield TriedKernel(f"experts ({name})", run, compute, (x_RD, scores_R, counts_E, gate_up, down))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
