@@ -57,7 +57,7 @@ def changelog(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def test_the_changes_between_two_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = read("0.1.0 0.3.0", capsys)
     expected = (
-        f"# 0.3.0\n\n{UPGRADE}:\n- A key is gone:\n  use the other one.\n- Another change.\n\n"
+        f"# 0.3.0\n\n## {UPGRADE}\n\n- A key is gone:\n  use the other one.\n- Another change.\n\n"
         "# 0.2.0\n\nnothing to change\n"
     )
     assert (code, text) == (0, expected)

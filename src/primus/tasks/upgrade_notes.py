@@ -62,7 +62,7 @@ def run(options: Options, context: TaskContext) -> None:
 
 
 def _format_areas(areas: dict[str, list[str]]) -> str:
-    return "\n\n".join(f"{area}:\n" + "\n".join(changes) for area, changes in areas.items()) or "nothing to change"
+    return "\n\n".join(f"## {area}\n\n" + "\n".join(changes) for area, changes in areas.items()) or "nothing to change"
 
 
 def parse_changelog(text: str) -> list[Release]:
