@@ -345,19 +345,19 @@ def test_the_pods_of_a_job_measure_collectives_together(api: Api, workplace: Pat
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
 
 
-def define_workloads(api: Api) -> None:
-    """The kind of Kueue, without its schema: Kueue itself is not installed."""
+def define_kueue_kind(api: Api, kind: str, plural: str, scope: str, path: str) -> None:
+    """A kind of Kueue, without its schema: Kueue itself is not installed."""
     version = {"name": "v1beta1", "served": True, "storage": True, "subresources": {"status": {}}}
     version["schema"] = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    spec = {"group": "kueue.x-k8s.io", "scope": "Namespaced", "versions": [version]}
-    spec["names"] = {"kind": "Workload", "plural": "workloads", "singular": "workload", "listKind": "WorkloadList"}
-    meta = {"name": "workloads.kueue.x-k8s.io"}
-    kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": meta, "spec": spec}
-    api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
+    spec = {"group": "kueue.x-k8s.io", "scope": scope, "versions": [version]}
+    spec["names"] = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+    meta = {"name": f"{plural}.kueue.x-k8s.io"}
+    made = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": meta, "spec": spec}
+    api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
 
     def serves() -> bool:
         try:
-            return api.ask("GET", WORKLOADS)["items"] == []
+            return api.ask("GET", path)["items"] == []
         except AssertionError:
             return False
 
@@ -374,7 +374,7 @@ def test_a_job_that_waits_says_why(api: Api, workplace: Path) -> None:
         return done.stdout
 
     assert "GPUs:          16" in show()
-    define_workloads(api)
+    define_kueue_kind(api, "Workload", "workloads", "Namespaced", WORKLOADS)
     uid = api.ask("GET", f"{JOBSETS}/waits")["metadata"]["uid"]
     owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "waits", "uid": uid}
     meta = {"name": "jobset-waits", "ownerReferences": [owner]}
@@ -491,6 +491,44 @@ def test_nodes_stand_where_their_labels_say(api: Api, workplace: Path, monkeypat
         api.ask("DELETE", f"/api/v1/nodes/g{number}")
 
 
+TOPOLOGIES = "/apis/kueue.x-k8s.io/v1beta1/topologies"
+
+
+def test_a_level_that_the_cluster_does_not_have_is_refused_with_those_that_it_has(api: Api, workplace: Path) -> None:
+    labels = {
+        "topology.kubernetes.io/zone": "z",
+        "cloud.provider.com/topology-rack": "r",
+        "kubernetes.io/hostname": "h",
+    }
+    meta = {"name": "g0", "labels": labels}
+    api.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": meta})
+
+    def refuse(label: str, *words: str) -> str:
+        wanted = ("--name", "level", "--image", "X", "--exp", "night.yaml", "--replica", "2", "--placement", label)
+        done = k8s(api, workplace, "create", *wanted, *words, code=2)
+        assert not [each for each in api.ask("GET", MAPS)["items"] if each["metadata"]["name"] == "level-run"]
+        return done.stderr
+
+    said = refuse("cloud.provider.com/topology-rak")
+    assert "--placement cloud.provider.com/topology-rak: no node of the cluster has this label" in said
+    assert "did you mean cloud.provider.com/topology-rack?" in said
+    said = refuse("example.com/hall", "--queue", "team")
+    assert "use one of topology.kubernetes.io/zone, cloud.provider.com/topology-rack" in said
+    create(api, workplace, "level", "--replica", "2", "--placement", "cloud.provider.com/topology-rack")
+    k8s(api, workplace, "delete", "level")
+    # With a queue Kueue knows the levels, and a label of the nodes that it does not use is none.
+    define_kueue_kind(api, "Topology", "topologies", "Cluster", TOPOLOGIES)
+    levels = [{"nodeLabel": "example.com/hall"}, {"nodeLabel": "kubernetes.io/hostname"}]
+    topology = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Topology", "metadata": {"name": "default"}}
+    api.ask("POST", TOPOLOGIES, {**topology, "spec": {"levels": levels}})
+    said = refuse("cloud.provider.com/topology-rack", "--queue", "team")
+    assert "no Topology of Kueue has this level\n  use one of example.com/hall" in said
+    create(api, workplace, "level", "--replica", "2", "--queue", "team", "--placement", "example.com/hall")
+    k8s(api, workplace, "delete", "level")
+    api.ask("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/topologies.kueue.x-k8s.io")
+    api.ask("DELETE", "/api/v1/nodes/g0")
+
+
 def test_labels_that_the_user_may_not_read_are_named_in_one_line(api: Api, workplace: Path) -> None:
     """`user` may create jobs in the namespace, and see no node."""
     rights = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -511,6 +549,10 @@ def test_labels_that_the_user_may_not_read_are_named_in_one_line(api: Api, workp
     (line,) = [each for each in done.stderr.splitlines() + done.stdout.splitlines() if "do not order the ranks" in each]
     assert 'User "poor" cannot list resource "nodes"' in line
     assert "config.topology.csv" not in api.ask("GET", f"{MAPS}/hidden-run")["data"]
+    k8s(api, workplace, "delete", "hidden")
+    done = k8s(api, workplace, "create", *words, "--placement", "example.com/rack")
+    (line,) = [each for each in done.stderr.splitlines() + done.stdout.splitlines() if "of the nodes" in each]
+    assert "--placement example.com/rack is not checked, and labels of the nodes do not order the ranks" in line
     k8s(api, workplace, "delete", "hidden")
     for kind in ("rolebindings", "roles"):
         api.ask("DELETE", f"{path}/{kind}/jobs")

@@ -27,7 +27,7 @@ from primus.runs.run_progress import RunProgress
 from primus.runs.store import Run, RunOutcome
 from primus.runs.unfit_nodes import is_same_node
 from primus.runtime import JobState, RemoteLaunch, Submission
-from primus.runtimes.kubernetes import job_spec, node_script, volumes
+from primus.runtimes.kubernetes import job_spec, node_script, placement, volumes
 from primus.runtimes.kubernetes.cluster_nodes import collect_output, list_nodes, select_node
 from primus.runtimes.kubernetes.commands import LogRequest, load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words
@@ -117,19 +117,30 @@ def _avoid_unfit_nodes(
     return structs.replace(remote, plan=structs.replace(remote.plan, avoided=found.avoided))
 
 
-def _locate_nodes(
+def _apply_node_labels(
     remote: RemoteLaunch, options: Options, server: KubernetesTarget, place: Place, run: Run, say: Say
 ) -> RemoteLaunch:
-    """`remote` with a file of the nodes' places on the network for node 0, as far as the user may read their labels."""
+    """`remote` with a file of the nodes' places on the network for node 0, as far as the user may read their labels.
+
+    Raises:
+        UsageError: The nodes have labels, and none is that of `--placement`.
+    """
     typed = {word.partition("=")[0] for word in options.env} | set(remote.plan.env)
-    if options.replica < LEAST_ORDERED or typed & {TOPOLOGY_VARIABLE, PLACE_VARIABLE}:
+    is_ordered = options.replica >= LEAST_ORDERED and not typed & {TOPOLOGY_VARIABLE, PLACE_VARIABLE}
+    is_level = placement.is_level(options.placement)
+    if not is_ordered and not is_level:
         return remote
     try:
-        places = server.find_node_places(place, remote.context.environ)
+        labels = server.read_node_labels(place, remote.context.environ)
     except PrimusError as error:
-        say(f"labels of the nodes do not order the ranks, unless the pods may read them: {error.problem}")
+        without = [f"--placement {options.placement} is not checked"] if is_level else []
+        without += ["labels of the nodes do not order the ranks, unless the pods may read them"] if is_ordered else []
+        say(f"{', and '.join(without)}: {error.problem}")
         return remote
-    if not places:
+    if is_level:
+        placement.check_level(options, labels)
+    places = labels.locate_nodes()
+    if not is_ordered or not places:
         return remote
     write_text(run.directory / TOPOLOGY_FILE, "".join(f"{','.join((node, *at))}\n" for node, at in places.items()))
     inside = job_spec.locate_run_folder_in_pod(options, remote.context) / TOPOLOGY_FILE
@@ -161,7 +172,7 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     try:
         place = server.resolve_place(options, environ)
         remote = _avoid_unfit_nodes(remote, options, server, place, run_folder, say)
-        remote = _locate_nodes(remote, options, server, place, run_folder, say)
+        remote = _apply_node_labels(remote, options, server, place, run_folder, say)
         wanted = job_spec.build_job_spec(remote, options, job_spec.read_existing_files(remote))
         write_text(run_folder.directory / FOLDER / "job.txt", server.format_job(wanted, as_json=False) + "\n")
         identity = server.create_job(wanted, place, environ, say)

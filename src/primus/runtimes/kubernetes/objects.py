@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import structs
 
 from primus.errors import PrimusError, UsageError
-from primus.machine.placement.node_labels import locate_by_labels
 from primus.runtime import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes, waiting
 from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
@@ -22,6 +21,7 @@ from primus.runtimes.kubernetes.target import (
     JobSpec,
     JobView,
     LogReader,
+    NodeLabels,
     NodeView,
     Place,
     RequestRefused,
@@ -337,12 +337,11 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
         raise UsageError(f"no job '{job}' in namespace {server.namespace}", "to list jobs: kubernetes list")
 
 
-def find_node_places(place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The switches above each node, by its labels: those of the levels that Kueue uses, else the known ones."""
+def read_node_labels(place: Place, environ: Mapping[str, str]) -> NodeLabels:
+    """The labels of the nodes, and the levels that Kueue uses."""
     server = KubernetesClient(place)
-    labels = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in server.list_items(NODES)}
-    topologies = _list_topologies(server)
-    return {node: at for node, values in labels.items() if (at := locate_by_labels(values, topologies))}
+    nodes = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in server.list_items(NODES)}
+    return NodeLabels(nodes=nodes, topologies=_list_topologies(server))
 
 
 def _list_topologies(server: KubernetesClient) -> list[list[str]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from primus.errors import UsageError
+from primus.errors import UsageError, find_nearest
+from primus.machine.placement.node_labels import LABELS
 from primus.runtimes.kubernetes import names
 from primus.runtimes.kubernetes.options import Options
+from primus.runtimes.kubernetes.target import NodeLabels
 
 KUEUE = "kueue.x-k8s.io/podset-{}-topology"
 """Annotation of a pod template (Kueue, Topology Aware Scheduling)."""
@@ -56,3 +58,29 @@ def build_job_annotations(options: Options) -> dict[str, str]:
             "add --queue, or use --target jobset",
         )
     return {EXCLUSIVE: str(options.placement)}
+
+
+def is_level(placement: str | None) -> bool:
+    """Whether a placement is the label of a level that all pods must share."""
+    return placement not in (None, "any", "near")
+
+
+def check_level(options: Options, labels: NodeLabels) -> None:
+    """Check that the cluster has the level of `--placement`: pods that require another one wait without end.
+
+    With a queue the levels are those of Kueue's topologies, also for nodes that an autoscaler adds later.
+
+    Raises:
+        UsageError: It has others.
+    """
+    label = str(options.placement)
+    carried = {name for each in labels.nodes.values() for name in each}
+    levels = [level for each in labels.topologies for level in each] if options.queue else []
+    known = dict.fromkeys([*levels, names.NODE_NAME] if levels else carried)
+    if label in known or not known:
+        return
+    who = "no Topology of Kueue has this level" if levels else "no node of the cluster has this label"
+    shown = levels or [each for each in LABELS if each in carried]
+    close = find_nearest(label, known)
+    hint = f"did you mean {close}?" if close else f"use one of {', '.join(dict.fromkeys(shown))}" if shown else ""
+    raise UsageError(f"--placement {label}: {who}", hint or "`kubectl get nodes --show-labels` lists their labels")

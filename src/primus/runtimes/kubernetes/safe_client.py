@@ -23,6 +23,7 @@ from primus.runtimes.kubernetes.target import (
     JobSpec,
     JobView,
     LogReader,
+    NodeLabels,
     NodeView,
     Place,
     PodView,
@@ -293,9 +294,9 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
         raise _build_missing_job_error(server, job, error) from None
 
 
-def find_node_places(place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def read_node_labels(place: Place, environ: Mapping[str, str]) -> NodeLabels:
     """None: the server places the pods, and does not say where its nodes stand."""
-    return {}
+    return NodeLabels()
 
 
 def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:

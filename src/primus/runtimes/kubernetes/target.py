@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from primus.errors import PrimusError
+from primus.machine.placement.node_labels import locate_by_labels
 from primus.runtime import JobState
 from primus.runtimes.kubernetes.options import Options
 
@@ -109,6 +110,20 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Why the node is not ready, or accepts no jobs."""
 
 
+class NodeLabels(Struct, frozen=True, kw_only=True):
+    """The labels of the cluster's nodes."""
+
+    nodes: dict[str, dict[str, str]] = {}
+    """Labels by the name of the node."""
+    topologies: list[list[str]] = []
+    """Labels that Kueue takes as levels of the network, outermost first, without the node itself."""
+
+    def locate_nodes(self) -> dict[str, tuple[str, ...]]:
+        """The switches above each node that says where it stands, outermost first."""
+        places = {node: locate_by_labels(labels, self.topologies) for node, labels in self.nodes.items()}
+        return {node: place for node, place in places.items() if place}
+
+
 Write = Callable[[str], None]
 
 
@@ -153,8 +168,8 @@ class KubernetesTarget(Protocol):
     def delete_job(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
         """Cancel a job and delete the objects created for it; UsageError if it does not exist."""
 
-    def find_node_places(self, place: Place, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """The switches above each node that says where it stands, outermost first."""
+    def read_node_labels(self, place: Place, environ: Mapping[str, str]) -> NodeLabels:
+        """Labels of the nodes that say where they stand; empty for a server that places its jobs itself."""
 
     def list_nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
         """The nodes of the cluster, by name."""
