@@ -355,13 +355,10 @@ def test_a_node_whose_planted_gpu_error_repeats_is_avoided_by_the_third_job(clus
     for number in (1, 2):
         job, run = cluster.submit(f"xid-{number}", "--exclude", "n3", config="light.yaml")
         cluster.wait_for_step(run, 3)
-        for worker in find_workers(run):  # no step follows the error
-            worker.suspend()
-        with (run.directory / "logs/attempt_0/rank_1.log").open("a") as log:
-            log.write(f"{XID}\n")
-        cluster.script("kill-node", "n2")
-        for worker in find_workers(run):
-            worker.resume()
+        with suspended(find_workers(run)):  # no step follows the error
+            with (run.directory / "logs/attempt_0/rank_1.log").open("a") as log:
+                log.write(f"{XID}\n")
+            cluster.script("kill-node", "n2")
         try:
             cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100", code=1)
         finally:
@@ -407,6 +404,37 @@ def test_an_unfit_node_of_an_allocation_gives_its_place_to_a_spare_one(cluster: 
         assert list(recorded[-1]["avoided"]) == ["n2"]
     finally:
         cluster.primus("direct", "--", "nodes", "remove", "n2")
+
+
+def test_a_node_that_becomes_unfit_while_a_job_runs_on_it_is_left_at_the_next_restart(cluster: Cluster) -> None:
+    """The list stops no job that runs; a spare node takes over when the job starts its workers again."""
+    options = ("--spare-nodes", "1", "--max-restarts", "2", "--restart-delay", "0")
+    job, run = cluster.submit("leaves", *options, config="light.yaml", train_iters=1_000_000)
+    cluster.wait_for_step(run, 3, LONG_S)
+    cluster.primus("direct", "--", "nodes", "add", "n2", "--reason", "GPU 5")
+    try:
+        cluster.wait_for_step(run, 1 + max(event["step"] for event in events.read_steps(run.events)), LONG_S)
+        (worker,) = [each for each in find_workers(run) if each.environ()["RANK"] == "1"]
+        assert worker.environ()["SLURMD_NODENAME"] == "n2"
+        worker.kill()  # which does not speak against the node
+        cli.wait_for(lambda: run.read_metadata().attempts == 2, "the workers start again", LONG_S)
+        log = cluster.primus("direct", "--", "jobs", "logs", job).stdout
+        assert "avoids n2, which is unfit: GPU 5" in log, log[-2500:]
+        assert "starts a step on 2 nodes without n2" in log
+    finally:
+        cluster.primus("direct", "--", "jobs", "cancel", job)
+        cluster.primus("direct", "--", "nodes", "remove", "n2")
+
+
+@contextlib.contextmanager
+def suspended(processes: list[psutil.Process]) -> Iterator[None]:
+    """Stop processes for a while."""
+    for process in processes:
+        process.suspend()
+    yield
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def test_a_launcher_that_is_killed_leaves_a_job_that_restarts(cluster: Cluster) -> None:

@@ -127,7 +127,7 @@ class BatchJobSupervisor:
             _say("the run is done since an earlier job of the chain: nothing to do")
             self._cancel_links(run)
             return EXIT_OK
-        excluded = self._exclude_unfit_nodes(run)
+        excluded = self._exclude_unfit_nodes(run, ())
         while True:
             log = StepLog()
             code = self._run_step(excluded, signal.SIGUSR1)
@@ -147,18 +147,19 @@ class BatchJobSupervisor:
                 self._cancel_links(run)
                 return decision.exit_code
             # State `delayed`.
-            excluded = decision.exclude
             self._wait_for_restart(decision.delay_s)
             if self._is_warned:  # no step can finish in the remaining time, and there is nothing to save
                 return EXIT_OK if self._has_next_link(run) else self._requeue(code)
+            excluded = self._exclude_unfit_nodes(run, decision.exclude)
 
-    def _exclude_unfit_nodes(self, run: Run) -> tuple[str, ...]:
-        """Nodes that became unfit while the job was queued, as far as spare nodes take their places."""
+    def _exclude_unfit_nodes(self, run: Run, excluded: tuple[str, ...]) -> tuple[str, ...]:
+        """`excluded` with the nodes that became unfit since the submission, as far as spare nodes take their places."""
         nodes = queries.expand_node_list(self._environ.get("SLURM_JOB_NODELIST", ""))
         listed = read_unfit_nodes(self._environ)
-        found = choose_listed_nodes(listed, nodes, self._job.nodes_of_step)
+        left = [node for node in nodes if node not in excluded]
+        found = choose_listed_nodes(listed, left, self._job.nodes_of_step)
         report_avoided_nodes(found, run, _say)
-        return tuple(found.avoided)
+        return (*excluded, *found.avoided)
 
     def _run_step(self, excluded: tuple[str, ...], warning: signal.Signals) -> int:
         """Run srun until its end; gives its exit code, 128 + N where signal N ended it."""
