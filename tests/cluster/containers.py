@@ -111,6 +111,7 @@ class Podman:
 
     name = "podman"
     image = "localhost/primus-test:1"
+    inside_path = INSIDE_PATH
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -127,7 +128,7 @@ class Podman:
             "CONTAINERS_CONF": f"{folder}/containers.conf",
             "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
         }
-        self("import", "-q", "-c", f"ENV PATH={INSIDE_PATH}", str(_archive(folder)), self.image)
+        self("import", "-q", "-c", f"ENV PATH={self.inside_path}", str(_archive(folder)), self.image)
 
     def __call__(self, *words: str, check: bool = True) -> str:
         """What the engine says to `words`."""

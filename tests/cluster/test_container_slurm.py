@@ -26,6 +26,9 @@ def nodes() -> Iterator[tuple[Podman, dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="primus-test-") as folder:
         state = Path(folder) / "slurm"
         state.mkdir()
+        small = Path(folder) / "small"  # mounted before the nodes take the mounts of this machine over
+        small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(small)], check=True)
         podman = Podman(Path(folder) / "podman")
         try:
             subprocess.run(["bash", str(SCRIPT), "up", str(state), "2"], check=True, timeout=60)
@@ -33,6 +36,7 @@ def nodes() -> Iterator[tuple[Podman, dict[str, str]]]:
         finally:
             subprocess.run(["bash", str(SCRIPT), "down", str(state)], timeout=60, check=False)
             podman.end()
+            subprocess.run(["umount", "-l", str(small)], check=False)
 
 
 @pytest.fixture
@@ -62,6 +66,22 @@ def test_two_nodes_train_in_a_container_each(nodes: tuple[Podman, dict[str, str]
     assert len({each["name"] for each in found}) == 2
     texts = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     assert not any("canary" in text for text in [*texts, done.stdout, done.stderr])
+    assert nodes[0]("ps", "-aq") == ""
+
+
+@pytest.mark.native
+def test_a_disk_that_fills_up_below_slurm_and_podman_is_the_reason_of_the_run(
+    nodes: tuple[Podman, dict[str, str]], workplace: Path
+) -> None:
+    small = nodes[0].folder.with_name("small")
+    config = EXPERIMENT.replace("global_batch_size: 1", "global_batch_size: 2, save_interval: 2")
+    (workplace / "e.yaml").write_text(f"workspace: {small}\n{config}".replace("train_iters: 5", "train_iters: 20"))
+    done = cli.run(*line("train", "pretrain", "--config", "e.yaml"), cwd=workplace, timeout_s=240)
+    assert done.returncode == 1, done.stdout + done.stderr
+    folder = next(small.glob("e/2*/metadata.json")).parent
+    outcome = json.loads((folder / "metadata.json").read_text())["outcome"]
+    assert (outcome["state"], "no space left" in outcome["reason"]) == ("failed", True), outcome
+    assert "cause: a disk is full" in done.stdout + done.stderr
     assert nodes[0]("ps", "-aq") == ""
 
 
