@@ -317,6 +317,8 @@ class NodeRuntime(Protocol):
 RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})
 JOB_RUNTIMES = PlugInKind[JobRuntime]("runtimes", JobRuntime)
 NODE_RUNTIMES = PlugInKind[NodeRuntime]("runtimes", NodeRuntime)
+LOG_FORMAT_VARIABLE = "PRIMUS_LOG_FORMAT"
+"""Variable of the processes that show a run which trains elsewhere: `long` where the experiment chooses long lines."""
 PROGRESS_VARIABLE = "PRIMUS_POST_PROGRESS"
 """Variable that a runtime sets on node 0, RUNTIME:TARGET, to have the progress of the run posted; empty for nowhere."""
 PLACE_RUNTIMES = PlugInKind[PlaceRuntime]("runtimes", PlaceRuntime)

@@ -37,8 +37,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct", "no task is given", "primus-cli direct -- <task>"),
         ("direct --", "no task is given", "primus-cli direct -- <task>"),
         ("-- runs list", "no runtime is given", "primus-cli <box|container|direct|grid|kubernetes|slurm|ssh> -- "),
-        ("runs list", "'runs' is a task; a runtime comes first", "primus-cli direct -- runs list"),
-        ("train pretrain --config e.yaml", "'train' is a task; a runtime comes first", f"primus-cli direct {PRETRAIN}"),
+        ("runs lst", "no task 'runs lst'", "did you mean 'list'?"),
         ("--drv-run direct", "unknown option --drv-run", "did you mean '--dry-run'?"),
         ("direct train pretrain", "'train' is a task: put ' -- ' before it", "primus-cli direct -- train ..."),
         (
@@ -53,11 +52,11 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ),
         ("direct -- run list", "no task 'run'", "did you mean 'runs'?"),
         ("direct -- pretrain_gpt.py", "'pretrain_gpt.py' is a script, not a task", "config import reads scripts"),
-        ("direct -- runs", "'runs' needs one of: clean, compare, diff, export, gate, import, list, show", ""),
+        ("direct -- runs", "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch", ""),
         ("direct -- runs lst", "no task 'runs lst'", "did you mean 'list'?"),
         (
             "direct -- runs --workspace x",
-            "'runs' needs one of: clean, compare, diff, export, gate, import, list, show",
+            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch",
             "",
         ),
         ("direct -- bx -- runs list", "no runtime or task 'bx'", "did you mean 'box'?"),

@@ -39,7 +39,7 @@ def complete(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("primus-cli d", ["direct"]),
+        ("primus-cli di", ["diagnose", "direct"]),
         ("primus-cli --js", ["--json"]),
         ("primus-cli --json slu", ["slurm"]),
         ("primus-cli slurm sb", ["sbatch"]),

@@ -75,7 +75,10 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("direct -- runs --help", "runs"),
     ],
 )
-def test_help(words: str, name: str, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_help(
+    words: str, name: str, capsys: pytest.CaptureFixture[str], golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "122")
     golden(f"help/{name}.txt", shown(words, capsys))
 
 

@@ -99,8 +99,8 @@ def shorten(reports: Sequence[StepReport], width: int) -> str:
 def test_a_narrow_terminal_gets_the_most_important_values() -> None:
     wide = shorten([report(7)], 400)
     assert wide == (
-        "step   7/300  loss 8.2500  12,346 tokens/s/device  0.272 s/step  grad norm 5.96  lr 0.00015"
-        "  0.24 TFLOP/s/device"
+        "step   7/300  loss 8.2500  12,346 tokens/s/device  1 GiB  0:01:20 left  0.272 s/step  grad norm 5.96"
+        "  lr 0.00015  0.24 TFLOP/s/device"
     )
     for width in range(30, 120):
         line = shorten([report(7)], width)
@@ -113,7 +113,9 @@ def test_the_short_line_tells_of_skipped_steps_and_means() -> None:
     fast = report(1, step_time_s=1.0, tokens_per_s_per_device=8192.0, loss=2.0, mfu=0.8)
     slow = report(2, step_time_s=3.0, tokens_per_s_per_device=8192 / 3, loss=4.0, mfu=0.8 / 3, skipped=True)
     line = shorten([fast, slow], 400)
-    assert "loss 2.0000  1 skipped  4,096 tokens/s/device  2 s/step" in line and "MFU 40.0%" in line
+    assert (
+        "loss 2.0000  1 skipped  4,096 tokens/s/device  1 GiB  0:09:56 left  2 s/step" in line and "MFU 40.0%" in line
+    )
     assert "loss nan" in shorten([report(loss=math.nan)], 400)
 
 

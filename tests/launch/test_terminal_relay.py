@@ -39,12 +39,12 @@ def test_steps_are_short_lines_above_a_bar_that_is_gone_at_the_end(tmp_path: Pat
     assert "iteration" not in shown
     inked = [line.rstrip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))]
     printed = [line for line in inked if line and "━" not in line]
-    rest = "  loss 8.2500  12,346 tokens/s/device  0.272 s/step  grad norm 5.96"
+    rest = "  loss 8.2500  12,346 tokens/s/device  1 GiB  0:01:20 left"
     assert printed == [
         "no step yet",
         f"step   7/300{rest}",
         "validation loss at step 7: 5.2500, perplexity 190.6",
-        f"step   8/300{rest}",
+        f"step   8/300{rest.replace('20 left', '19 left')}",
         "all done",
         "late",
     ]
@@ -75,10 +75,9 @@ def test_without_a_terminal_lines_are_left_as_they_are(tmp_path: Path) -> None:
 
 def test_what_the_launcher_says_meanwhile_is_above_the_bar(tmp_path: Path) -> None:
     launcher = f"""\
-import sys, time
+import os, sys, time
 from primus.launch import terminal_relay
-with terminal_relay.open_relay() as output:
-    import os
+with terminal_relay.open_relay(os.environ) as output:
     os.write(output, {STEPS[0]!r}.encode() + b"\\n")
     while not isinstance(sys.stderr, __import__("rich.file_proxy").file_proxy.FileProxy):
         time.sleep(0.01)
@@ -87,3 +86,11 @@ with terminal_relay.open_relay() as output:
     with terminal.opened([sys.executable, "-c", launcher], tmp_path, cli.environment()) as shown:
         assert shown.ended() == 0, shown.shown
     assert re.search(r"\x1b\[2Ktold to stop *\r\n", shown.shown), "its line is free of the bar"
+
+
+def test_long_lines_are_shown_as_they_are_where_the_experiment_chooses_them(tmp_path: Path) -> None:
+    launcher = FOREGROUND.replace("os.environ", 'os.environ | {"PRIMUS_LOG_FORMAT": "long"}')
+    program = f"print({STEPS[0]!r})"
+    with terminal.opened([sys.executable, "-c", launcher, program], tmp_path, cli.environment()) as shown:
+        assert shown.ended() == 0
+    assert shown.shown.splitlines() == [STEPS[0]]

@@ -79,6 +79,32 @@ def test_a_row_that_is_wider_than_the_terminal_takes_several_lines() -> None:
     assert [line[2:] for line in format_at(200, WIDE)] == format_table(*WIDE, right=[1]).splitlines()
 
 
+@pytest.mark.parametrize("words", ["", "direct", "slurm", "direct -- data encode", "direct -- runs"])
+def test_help_wraps_at_words_on_a_terminal_of_80_columns(words: str) -> None:
+    narrow, wide = (
+        run_at_terminal([sys.executable, "-m", "primus", *words.split(), "--help"], columns) for columns in (80, 200)
+    )
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide)) <= 122
+    # A command is broken by backslashes.
+    assert [word for line in narrow for word in line.split() if word != "\\"] == " ".join(wide).split()
+
+
+def test_columns_of_text_become_narrower_before_a_row_takes_several_lines() -> None:
+    table = (["change", "size", "reason"], [["stop other processes " * 3, "12", "threads wait " * 4]])
+    assert format_at(60, table)[:2] == [
+        "  change                     size  reason",
+        "  stop other processes stop    12  threads wait threads wait",
+    ]
+
+
+def test_a_narrow_terminal_does_without_spare_columns() -> None:
+    code = (
+        "from primus.report.table import format_table; print(format_table(list('abc'), [['x' * 20] * 3], spare=[1, 0]))"
+    )
+    for columns, kept in ((64, "abc"), (63, "ac"), (41, "c")):
+        assert run_at_terminal([sys.executable, "-c", code], columns)[0].split() == list(kept)
+
+
 @pytest.mark.parametrize("words", ["patches list", "benchmark list", "engines"])
 def test_listings_fit_a_terminal_of_80_columns(words: str) -> None:
     argv = [sys.executable, "-m", "primus", "direct", "--", *words.split()]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from frameworks.native.test_trainer import report
 from primus.comparison.results.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
+from primus.runs.step_line import format_evaluation_line, format_step_line, shorten_line
 from primus.training_logs.find_logs import find_logs
 from primus.training_logs.read_log import TrainingLog, read_log
 
@@ -256,3 +258,18 @@ def test_the_time_to_train_of_mlperf_is_that_of_a_run_that_reached_its_target(
     )
     assert summarize_log(log, LogFacts()).time_to_train_s == (615.0 if status == "success" else None)
     assert any(note in each for each in list_notes(log, {}))
+
+
+def test_short_lines_of_primus_have_the_values_of_the_long_ones(tmp_path: Path) -> None:
+    reports = [report(step, loss=9.0 - step, mfu=0.25, step_time_s=0.25) for step in STEPS]
+    long_lines = [format_step_line([each], 1_000, 0.0) for each in reports]
+    long_lines.append(format_evaluation_line(13, 5.25, 190.566, 0.0))
+    short_lines = [shorten_line(line, 200) for line in long_lines]
+    long, short = (read_lines(tmp_path, lines) for lines in (long_lines, short_lines))
+    assert (long.format, short.format) == ("megatron", "short")
+    names = "step loss tokens_per_s_per_device memory_gib step_time_s grad_norm learning_rate tflops_per_device"
+    for name in names.split():
+        assert list(short.steps.columns[name]) == pytest.approx(list(long.steps.columns[name]), rel=1e-3), name
+    assert list(short.steps.columns["mfu"]) == [0.25] * 3
+    assert [each.values for each in short.evaluations] == [each.values for each in long.evaluations]
+    assert list_steps(read_lines(tmp_path, [f"3: {shorten_line(line)}" for line in long_lines])) == list(STEPS)

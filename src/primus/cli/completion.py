@@ -14,7 +14,7 @@ from primus.config import flags
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
 from primus.config.schema import GROUPS, OWNERS
 from primus.errors import EXIT_OK, PrimusError, UsageError, did_you_mean
-from primus.launch.command import GLOBAL_WORDS, HELP_WORDS, INSTALLATION_TASKS, is_runtime
+from primus.launch.command import GLOBAL_WORDS, HELP_WORDS, is_runtime
 from primus.launch.run_remote import WORKSPACE
 from primus.runs import store
 from primus.runtime import RUNTIMES
@@ -87,7 +87,7 @@ def _list_words(before: Sequence[str]) -> list[str]:
     runtimes = registry.list_plug_ins("runtimes")
     tasks = registry.list_plug_ins("tasks")
     if not words:
-        heads = INSTALLATION_TASKS if is_first else [name.split()[0] for name in tasks]
+        heads = [name.split()[0] for name in tasks]
         return [*runtimes, *heads, *(_list_global_words() if is_first else ())]
     if is_runtime(words[0]):
         module: Any = registry.load_plug_in(RUNTIMES, words[0])

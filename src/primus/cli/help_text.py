@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from primus import registry
@@ -23,7 +26,7 @@ TASK_GROUPS = {
         *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
     ),
     "runs and jobs": (
-        *("runs list", "runs show", "runs diff", "runs compare", "runs gate", "runs clean"),
+        *("runs list", "runs show", "runs watch", "runs plot", "runs diff", "runs compare", "runs gate", "runs clean"),
         *("diagnose", "drill"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
@@ -55,6 +58,9 @@ word; unlisted tasks with a new first word form the last group."""
 OTHER_GROUP = "other tasks"
 RUNTIME_ORDER = ("direct", "container", "slurm", "kubernetes", "ssh")
 
+WIDEST = 122
+"""Columns of the help where there is no terminal, or a wider one: longer lines are hard to read."""
+
 USAGE = "primus-cli [options] <runtime> [options] [-- <runtime> [options]] -- <task> [options]"
 EXAMPLES = (
     "primus-cli direct -- train pretrain --config examples/quickstart.yaml",
@@ -78,12 +84,12 @@ def format_overview() -> str:
     sections += [(f"tasks: {group}", rows) for group, rows in _group_tasks()]
     width = max(len(name) for _, rows in sections for name, _ in rows)
     blocks = [
-        f"usage: {USAGE}",
-        "One entry point for LLM training work: the runtime says where, the task says what.",
-        "examples:\n" + "\n".join(f"  {example}" for example in EXAMPLES),
+        _wrap_usage(USAGE),
+        _wrap_text("One entry point for LLM training work: the runtime says where, the task says what."),
+        "examples:\n" + "\n".join(f"  {_break_command(example)}" for example in EXAMPLES),
         *(f"{title}:\n{_format_table(rows, width)}" for title, rows in sections),
         f"options:\n{_format_table(options)}",
-        "Options of a runtime or task: primus-cli <runtime> --help, primus-cli <runtime> -- <task> --help",
+        _wrap_text("Options of a runtime or task: primus-cli <runtime> --help, primus-cli <runtime> -- <task> --help"),
     ]
     return "\n\n".join(blocks)
 
@@ -105,7 +111,8 @@ def format_help(request: LaunchRequest) -> str:
         return _format_task_help(request.runtimes[-1].name, request.task, request.words)
     if request.task:
         rows = [(name, text) for name, text in _list_task_summaries() if name.split()[0] == request.task]
-        return f"usage: primus-cli <runtime> -- {request.task} <subtask> [options]\n\nsubtasks:\n{_format_table(rows)}"
+        usage = _wrap_usage(f"primus-cli <runtime> -- {request.task} <subtask> [options]")
+        return f"{usage}\n\nsubtasks:\n{_format_table(rows)}"
     return "\n\n".join(_format_runtime_help(segment.name) for segment in request.runtimes)
 
 
@@ -130,10 +137,10 @@ def _format_runtime_help(name: str) -> str:
 
     module = registry.load_plug_in(RUNTIMES, name)
     commands = module.COMMANDS
-    usage = f"usage: primus-cli {name} [options] -- <task> [options]"
+    usage = _wrap_usage(f"primus-cli {name} [options] -- <task> [options]")
     own = "<command>" if isinstance(commands, dict) else "|".join(commands)
     usage += f"\n       primus-cli {name} {own} [options]" if own else ""
-    blocks = [usage, registry.read_summary("runtimes", name)]
+    blocks = [usage, _wrap_text(registry.read_summary("runtimes", name))]
     blocks += [f"commands:\n{_format_table(list(commands.items()))}"] if isinstance(commands, dict) else []
     return "\n\n".join([*blocks, f"options:\n{_format_table(flags.describe_flags(module.Options))}"])
 
@@ -149,12 +156,14 @@ def _format_task_help(runtime: str, name: str, words: Sequence[str]) -> str:
     if options is not module.Options:  # the first word chooses them, and their module says what it does
         name, summary = f"{name} {words[0]}", (sys.modules[options.__module__].__doc__ or "").partition("\n")[0]
         rows = [row for row in rows if not row[0].startswith("[")]
-    blocks = [f"usage: primus-cli {runtime} -- {name} [options]", summary]
+    blocks = [_wrap_usage(f"primus-cli {runtime} -- {name} [options]"), _wrap_text(summary)]
     blocks += [f"options:\n{_format_table(rows)}"] if rows else []
     if module.OVERRIDES:
         blocks.append(
-            "Any key of the experiment can be overridden: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16.\n"
-            "All keys: primus-cli direct -- config schema --text"
+            _wrap_text(
+                "Any key of the experiment can be overridden: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16."
+            )
+            + "\nAll keys: primus-cli direct -- config schema --text"
         )
     return "\n\n".join(blocks)
 
@@ -166,16 +175,33 @@ def _format_table(rows: Sequence[tuple[str, str]], width: int = 0) -> str:
 
 def _format_row(left: str, right: str, width: int) -> str:
     indent = " " * (width + 4)
-    lines = _wrap_text(right, 118 - width)
+    lines = _wrap_text(right, width + 4).split("\n") if right else [""]
     first = f"  {left:<{width}}  " if len(left) <= width else f"  {left}\n{indent}"
     return (first + f"\n{indent}".join(lines)).rstrip()
 
 
-def _wrap_text(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+def _wrap_text(text: str, indent: int = 0) -> str:
+    """Lines that fit the terminal behind an indent, broken at spaces only: a command or a path stays whole."""
+    return textwrap.fill(text, max(_find_width() - indent, 20), break_long_words=False, break_on_hyphens=False)
+
+
+def _wrap_usage(usage: str) -> str:
+    lines = _wrap_text(usage, len("usage: ")).split("\n")
+    return "usage: " + f"\n{' ' * len('usage: ')}".join(lines)
+
+
+def _break_command(command: str) -> str:
+    """A command as it can be typed in lines that fit the terminal."""
+    if len(command) + 2 <= _find_width():
+        return command
+    return command.replace(" -- ", " \\\n    -- ")
+
+
+def _find_width() -> int:
+    """Columns for the help: those of the terminal, also of one that shows it by a pager."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return min(int(os.environ["COLUMNS"]), WIDEST) or WIDEST
+    for stream in (1, 2, 0):
+        with contextlib.suppress(OSError):
+            return min(os.get_terminal_size(stream).columns, WIDEST) or WIDEST
+    return WIDEST

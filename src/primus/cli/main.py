@@ -155,6 +155,8 @@ def _run_words(words: list[str], environ: Mapping[str, str]) -> int:
 
         print(help_text.format_help(command.request))
         return EXIT_OK
+    if command.notes and not command.options.dry_run:  # a dry run lists its notes
+        print(*(f"primus-cli: {note}" for note in command.notes), sep="\n", file=sys.stderr)
     from primus.cli.dispatch import run_command  # help and --version need no plan, and start in half the time
 
     return run_command(launcher_file.apply_defaults(command, choice, environ), tuple(words), environ)

@@ -25,7 +25,7 @@ SHORT = {"k8s": "kubernetes"}
 """Short names of runtimes."""
 
 INSTALLATION_TASKS = ("engines", "setup", "upgrade-notes")
-"""Tasks that concern the installation of primus on this machine, and may be typed without a runtime."""
+"""Tasks that concern the installation of primus on this machine: they need no runtime, and no word about it."""
 
 WITHDRAWN = {
     "tune threads": "search variables: tune train --keys env.OMP_NUM_THREADS=1,2,4 env.OMP_PROC_BIND=false,close",
@@ -61,7 +61,7 @@ class Command(Struct, frozen=True):
     """Has no task if the runtime has its own commands, such as `kubernetes list`."""
     is_help: bool = False
     notes: tuple[str, ...] = ()
-    """The options that come from a launcher file."""
+    """What was not typed: a runtime, or the options that come from a launcher file."""
 
 
 def parse_command(argv: Sequence[str]) -> Command:
@@ -75,8 +75,11 @@ def parse_command(argv: Sequence[str]) -> Command:
     is_help = False
     runtimes: list[RequestSegment] = []
     rest = [words, *segments[1:]]
-    if words and words[0] in INSTALLATION_TASKS:
+    notes: tuple[str, ...] = ()
+    if words and not is_runtime(words[0]) and _is_task(words):
         rest.insert(0, [NODE_END])
+        typed = f"no runtime is given: this runs on this machine, as 'primus-cli {NODE_END} -- {words[0]} ...' does"
+        notes = () if words[0] in INSTALLATION_TASKS else (typed,)
     while rest and rest[0] and is_runtime(rest[0][0]):
         head, *own = rest.pop(0)
         own, more = _take_globals(own)
@@ -103,7 +106,7 @@ def parse_command(argv: Sequence[str]) -> Command:
     is_help |= _asks_help(own)
     request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=(*_drop_help(own), *passed_through))
     _check_order(runtimes)
-    return Command(GlobalOptions(**given), request, is_help)
+    return Command(GlobalOptions(**given), request, is_help, notes)
 
 
 def is_runtime(word: str) -> bool:
@@ -192,15 +195,13 @@ OTHER_PROGRAMS = {
 
 
 def _make_runtime_error(words: Sequence[str], behind_dashes: Sequence[str]) -> UsageError:
-    tasks, runtimes = registry.list_plug_ins("tasks"), registry.list_plug_ins("runtimes")
+    runtimes = registry.list_plug_ins("runtimes")
     if behind_dashes and is_runtime(behind_dashes[0]):
         name = behind_dashes[0]
         return UsageError(f"'--' before the runtime '{name}'", f"remove it: primus-cli {name} ... -- <task>")
     if not words:
         return UsageError("no runtime is given", f"primus-cli <{'|'.join(runtimes)}> -- <task>; see primus-cli --help")
     head = words[0]
-    if _find_task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
-        return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
     if head.startswith("-"):
         misplaced = _make_misplaced_option_error(words, [word for word in words if is_runtime(word)])
         if misplaced:
@@ -228,6 +229,12 @@ def _find_task(rest: list[list[str]], runtimes: list[RequestSegment], is_help: b
     if group:
         raise _make_subtask_error(words, group)
     raise _make_task_error(words, runtimes, tasks)
+
+
+def _is_task(words: Sequence[str]) -> bool:
+    """Whether `words` begin with a task, or with the first word of a group of tasks."""
+    tasks = registry.list_plug_ins("tasks")
+    return _find_task_name(words, tasks) is not None or words[0] in {name.split()[0] for name in tasks}
 
 
 def _find_task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:

@@ -63,7 +63,7 @@ def run_in_foreground(
     # A program that reads the keyboard draws on the terminal itself.
     with (
         _note_signals(heard),
-        contextlib.nullcontext() if has_terminal else open_relay() as output,
+        contextlib.nullcontext() if has_terminal else open_relay(environ) as output,
         _show_file(errors, sys.stderr.fileno() if output is None else output) if errors else contextlib.nullcontext(),
     ):
         try:

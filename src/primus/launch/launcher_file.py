@@ -110,7 +110,7 @@ def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mappin
         command,
         options=structs.replace(command.options, **given, no_config=True),
         request=structs.replace(command.request, runtimes=tuple(runtimes)),
-        notes=tuple(notes),
+        notes=(*command.notes, *notes),
     )
 
 

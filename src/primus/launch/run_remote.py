@@ -27,7 +27,7 @@ from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, lear
 from primus.runs import store
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
-from primus.runtime import RUNTIMES, LaunchRequest, RemoteLaunch, RequestSegment
+from primus.runtime import LOG_FORMAT_VARIABLE, RUNTIMES, LaunchRequest, RemoteLaunch, RequestSegment
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables with the rank of a node."""
@@ -57,10 +57,11 @@ def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     hidden = sorted(name for name, each in secrets.items() if each.holds_secret(name) and not is_secret_name(name))
     if hidden:
         secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
+    choices = {LOG_FORMAT_VARIABLE: Variable("long", "log_format")} if job and job.log_format == "long" else {}
     going = LaunchRequest(runtimes=runtimes, task=request.task, words=_check_no_secrets(words))
     context = invocation.plan_context
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
-    plan = prepare.compose_outer_plan(going, context, secrets, given)
+    plan = prepare.compose_outer_plan(going, context, secrets | choices, given)
     return RemoteLaunch(
         job=ours,
         request=request,

@@ -13,22 +13,27 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from primus.launch.progress_bar import ProgressBar
 from primus.runs.step_line import read_step_line, shorten_line
+from primus.runtime import LOG_FORMAT_VARIABLE
 
 LAST_OUTPUT_LIMIT_S = 5.0
 """Time for the rest of the output once the program has ended; a process that it leaves behind may hold the terminal."""
 
 
 @contextlib.contextmanager
-def open_relay() -> Iterator[int | None]:
-    """Gives the file descriptor for a program's output and errors; None without a terminal, where they are inherited.
+def open_relay(environ: Mapping[str, str]) -> Iterator[int | None]:
+    """Gives the file descriptor for a program's output and errors; None where they are inherited: without a terminal,
+    and where the user has chosen long lines.
 
     It is a terminal as well: the program shows its own progress, such as that of an image, as if it had the user's.
+
+    Args:
+        environ: Variables of the program.
     """
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+    if environ.get(LOG_FORMAT_VARIABLE) == "long" or not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield None
         return
     leader, follower = os.openpty()

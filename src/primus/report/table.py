@@ -13,41 +13,85 @@ from primus.errors import escape_controls
 
 LEAST_WRAPPED = 24
 """Width below which a column goes to a line of its own rather than being wrapped beside the others."""
+LEAST_SHRUNK = 16
+"""Width to which columns of text are made narrower, so that a row needs no further lines for its last columns."""
 
 
 def format_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, indent: int = 0
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    *,
+    indent: int = 0,
+    spare: Sequence[int] = (),
 ) -> str:
     """Rows under a header, columns aligned; the columns in `right` are flush right.
 
-    A row is one line. On a terminal that is narrower than that, its last columns are wrapped or go to further lines.
+    A row is one line. On a terminal that is narrower than that, columns of `spare` are left out, in its order; then
+    columns of text are wrapped, or the last columns go to further lines.
     """
-    return "\n".join(
-        " " * indent + line for row in format_rows(header, rows, right, indent) for line in row.split("\n")
-    )
+    lines = [line for row in format_rows(header, rows, right, indent, spare) for line in row.split("\n")]
+    return "\n".join(" " * indent + line for line in lines)
 
 
 def format_rows(
-    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: int = 0
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    indent: int = 0,
+    spare: Sequence[int] = (),
 ) -> list[str]:
     """The header and each row of `format_table`, without the indent."""
     shown = [header, *([escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    limit = shutil.get_terminal_size().columns - indent if sys.stdout.isatty() else None
-    lines = [list(range(len(header)))] if limit is None else _fit_columns(widths, right, limit)
+    kept = list(range(len(header)))
+    lines = [kept]
+    if sys.stdout.isatty():
+        limit = shutil.get_terminal_size().columns - indent
+        for column in spare:
+            if _measure_line(widths, kept) > limit:
+                kept.remove(column)
+        lines = (
+            [kept] if _shrink_columns(widths, kept, right, shown, limit) else _fit_columns(widths, kept, right, limit)
+        )
     return [
         "\n".join(text for at, columns in enumerate(lines) for text in _format_line(row, columns, widths, right, at))
         for row in shown
     ]
 
 
-def _fit_columns(widths: list[int], right: Sequence[int], limit: int) -> list[list[int]]:
+def _measure_line(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[column] + 2 for column in columns) - 2
+
+
+def _shrink_columns(
+    widths: list[int], columns: Sequence[int], right: Sequence[int], rows: Sequence[Sequence[str]], limit: int
+) -> bool:
+    """Make the widest columns of text narrower until a row fits; whether that is possible without breaking words."""
+    least = {
+        column: max(
+            min(widths[column], LEAST_SHRUNK),
+            *(min(len(word), LEAST_WRAPPED) for row in rows for word in row[column].split() or [""]),
+        )
+        for column in columns
+        if column not in right
+    }
+    over = _measure_line(widths, columns) - limit
+    if over > sum(widths[column] - width for column, width in least.items()):
+        return False
+    for _ in range(over):
+        widest = max((column for column in least if widths[column] > least[column]), key=lambda column: widths[column])
+        widths[widest] -= 1
+    return True
+
+
+def _fit_columns(widths: list[int], columns: Sequence[int], right: Sequence[int], limit: int) -> list[list[int]]:
     """The columns of each line of a row; makes columns that are wrapped narrower in `widths`."""
     lines: list[list[int]] = [[]]
     used = 0
-    for column, width in enumerate(widths):
-        room = limit - used
-        is_wrapped = column == len(widths) - 1 and column not in right and room >= LEAST_WRAPPED
+    for column in columns:
+        width, room = widths[column], limit - used
+        is_wrapped = column == columns[-1] and column not in right and room >= LEAST_WRAPPED
         if lines[-1] and width > room and not is_wrapped:
             lines.append([])
             used, room = len(CONTINUED), limit - len(CONTINUED)

@@ -77,13 +77,13 @@ class Attempt:
             self.listen_for_signals()
         self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, self.rank), self.local_rank)
 
-    def say(self, text: str) -> None:
-        """Print a human-readable line: rank 0 on the console, every rank in its own log."""
+    def say(self, text: str, shown: str | None = None) -> None:
+        """Print a human-readable line: rank 0 on the console, as `shown` if given, every rank in its own log."""
         with contextlib.suppress(OSError):  # a full disk; Python keeps the text for the next line
             print(text, flush=True)
         if self.console is not None:
             try:
-                print(text, file=self.console, flush=True)
+                print(text if shown is None else shown, file=self.console, flush=True)
             except OSError:  # the reader of the console has exited; the log remains
                 self.console = None
 

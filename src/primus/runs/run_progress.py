@@ -7,6 +7,7 @@ from collections import deque
 from msgspec import Struct
 
 from primus.runs.events import Event
+from primus.runs.step_line import format_duration
 
 WINDOW = 50
 """Steps over which the time of a step is averaged: enough to level out checkpoints and evaluations."""
@@ -63,6 +64,5 @@ def format_progress(progress: RunProgress) -> str:
     parts = [f"step {progress.step}/{progress.total} ({progress.percentage} %)"]
     parts += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
     if progress.remaining_s is not None:
-        minutes, seconds = divmod(round(progress.remaining_s), 60)
-        parts.append(f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left")
+        parts.append(f"{format_duration(progress.remaining_s)} left")
     return ", ".join(parts)

@@ -33,6 +33,7 @@ def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float
         f"lm loss: {_compute_mean(report.loss for report in counted):.6E}",
         f"grad norm: {last.grad_norm:.3f}",
         f"number of skipped iterations: {sum(report.skipped for report in reports):3d}",
+        f"memory per device (GiB): {last.memory_gib:.2f}",
     ]
     return f" [{_format_clock(now)}] " + " | ".join(segments) + " |"
 
@@ -74,17 +75,20 @@ def read_step_line(line: str) -> ShownStep | None:
     match = _STEP.fullmatch(line)
     if not match:
         return None
+    step, train_iters = int(match[1]), int(match[2])
     values = dict(segment.split(": ", 1) for segment in match[3].split(" | "))
     number = {name.partition(" (")[0]: float(value) for name, value in values.items() if name != "MFU"}
-    num_skipped = number["number of skipped iterations"]
+    num_skipped, seconds = number["number of skipped iterations"], number["elapsed time per iteration"] / 1000
     return ShownStep(
-        int(match[1]),
-        int(match[2]),
+        step,
+        train_iters,
         (
             f"loss {number['lm loss']:.4f}",
             *([f"{num_skipped:.0f} skipped"] if num_skipped else []),
             f"{number['tokens/s/device']:,.0f} tokens/s/device",
-            f"{number['elapsed time per iteration'] / 1000:.3g} s/step",
+            f"{number['memory per device']:.3g} GiB",
+            f"{format_duration(seconds * (train_iters - step))} left",
+            f"{seconds:.3g} s/step",
             f"grad norm {number['grad norm']:.3g}",
             f"lr {number['learning rate']:.3g}",
             *([] if values["MFU"] == "-" else [f"MFU {values['MFU']}"]),
@@ -93,13 +97,23 @@ def read_step_line(line: str) -> ShownStep | None:
     )
 
 
-def shorten_line(line: str, width: int) -> str:
+WIDTH_OF_SHORT_LINES = 100
+"""Columns of a short line where there is no terminal: all values up to the norm of the gradient."""
+
+
+def shorten_line(line: str, width: int = WIDTH_OF_SHORT_LINES) -> str:
     """The line of a step or an evaluation for a terminal of `width` columns; another line as it is."""
     if step := read_step_line(line):
         return step.format_line(width)
     if match := _EVALUATION.fullmatch(line):
         return f"validation loss at step {match[1]}: {float(match[2]):.4f}, perplexity {float(match[3]):.4g}"
     return line
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds: ``1:05:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _compute_mean(values: Iterable[float]) -> float:

@@ -18,6 +18,7 @@ from primus.errors import UsageError, did_you_mean
 from primus.framework import LOGS
 from primus.training_logs.formats import run_events, tensorboard
 from primus.training_logs.formats.mlperf import MlperfReader
+from primus.training_logs.formats.short_lines import ShortLineReader
 from primus.training_logs.line_values import LogLineError
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def list_readers() -> tuple[type[StepReader], ...]:
     """The most specific one first: of several that read a log, the first one that finds losses is taken."""
     found = [registry.load_plug_in(LOGS, name).READER for name in registry.list_plug_ins(LOGS.name)]
-    return tuple(sorted((*found, MlperfReader), key=lambda reader: -reader.PRECEDENCE))
+    return tuple(sorted((*found, MlperfReader, ShortLineReader), key=lambda reader: -reader.PRECEDENCE))
 
 
 AUTO = "auto"

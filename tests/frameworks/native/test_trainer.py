@@ -462,7 +462,7 @@ def test_the_line_of_a_step_has_megatrons_segments() -> None:
         " [TIME] iteration        1/     300 | consumed samples:           32 | elapsed time per iteration (ms): 271.6"
         " | tokens/s/device: 12345.6 | compute per device (TFLOP/s, causal): 0.240 | MFU: -"
         " | learning rate: 1.500000E-04 | global batch size:    32 | lm loss: 8.250000E+00 | grad norm: 5.960"
-        " | number of skipped iterations:   0 |"
+        " | number of skipped iterations:   0 | memory per device (GiB): 1.00 |"
     )
 
 

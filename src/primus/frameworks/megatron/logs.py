@@ -56,6 +56,7 @@ SEGMENTS = {
     b"grad norm": ("grad_norm", 1.0),
     b"number of skipped iterations": ("num_skipped", 1.0),
     b"energy per GPU (J/iter/GPU)": ("energy_j_per_device", 1.0),
+    b"memory per device (GiB)": ("memory_gib", 1.0),
     b"hip mem usage/free/total/usage_ratio": ("memory_gib", 1.0),
     b"rocm mem usage/free/total/usage_ratio": ("memory_gib", 1.0),
 }

@@ -90,7 +90,7 @@ def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run |
         folder.mkdir(parents=True, exist_ok=True)
     connections: list[SshConnection] = []
     # Signals are recorded before the first connection is opened, and passed on to all connections afterwards.
-    with _SshSignalHandler() as signals, open_relay() as terminal:
+    with _SshSignalHandler() as signals, open_relay(environ) as terminal:
         try:
             for rank, target in enumerate(targets):
                 connections.append(SshConnection(rank, target, environ, folder, terminal))

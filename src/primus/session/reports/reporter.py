@@ -24,6 +24,7 @@ class TrainingReporter(Callback):
         attempt: Where lines and events go.
         train_iters: Steps of the run.
         log_interval: Steps between lines.
+        log_format: Whether the user sees short or long lines; `auto` is short on a terminal.
         loggers: Of the first process.
         bar: The progress bar, if one is shown.
     """
@@ -34,12 +35,13 @@ class TrainingReporter(Callback):
         *,
         train_iters: int,
         log_interval: int,
+        log_format: str,
         loggers: Sequence[Logger],
         bar: ProgressBar | None,
     ) -> None:
         self._attempt = attempt
         self._train_iters, self._log_interval = train_iters, log_interval
-        self._loggers, self._bar = loggers, bar
+        self._log_format, self._loggers, self._bar = log_format, loggers, bar
         self._last: StepReport | None = None
         self._trained_s = 0.0
         """Time of all steps."""
@@ -48,14 +50,14 @@ class TrainingReporter(Callback):
         self._unprinted: list[StepReport] = []
 
     def print_line(self, text: str) -> None:
-        """Print a line; on a terminal above the bar, shortened."""
+        """Print a line: whole to the log of the rank, and to the user in the format that was chosen."""
         console = self._attempt.console
         if self._bar is None or console is None or not console.isatty():
-            self._attempt.say(text)
+            self._attempt.say(text, shorten_line(text) if self._log_format == "short" else text)
             return
-        # Twice: standard output is the log of the rank, and the terminal belongs to the bar until it is closed.
+        # Not to the console, which is a terminal: it belongs to the bar until that is closed.
         print(text, flush=True)
-        self._bar.print(shorten_line(text, self._bar.width))
+        self._bar.print(text if self._log_format == "long" else shorten_line(text, self._bar.width))
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Append an event."""

@@ -40,7 +40,12 @@ def run(options: Options, context: TaskContext) -> None:
         ]
         for item in summaries
     ]
-    text = table.format_table(header, rows, right=range(3, 9)) if rows else f"no runs in {options.workspace}"
+    # Size, time and the loss of evaluations are what a narrow terminal can do without; `runs show` has them.
+    text = (
+        table.format_table(header, rows, right=range(3, 9), spare=[8, 7, 5])
+        if rows
+        else f"no runs in {options.workspace}"
+    )
     private = store.list_private_runs(workspace, options.name)
     if private:
         text += f"\nno permission to read {len(private)} more, such as {private[0]}"
