@@ -74,12 +74,16 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 class EventFollower:
-    """Reads the events that writers append to `path` from now on; each call reads only new ones."""
+    """Reads the events that writers append to `path`; each call reads only new ones.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Of the events.
+        from_start: Whether the first call gives the events that are there already; else they are no news.
+    """
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
-        # Starts at the end: events of earlier attempts are not news.
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not from_start else 0
 
     def read_new_events(self) -> list[Event]:
         """Complete events since the last call; a line that is still being written counts once it is complete."""
