@@ -49,6 +49,7 @@ from primus.models.counts import (
     list_layers,
     num_query_groups,
 )
+from primus.observer import ObserverPlugIn
 from primus.patch import PatchPlugIn
 from primus.report.charts import select_wide
 from primus.runtime import JobRuntime, NodeRuntime, Runtime
@@ -284,6 +285,7 @@ PLUG_IN_USES = {
     "runtimes/pbs.py": "`./primus-cli pbs --nodes 2 -- <task>` ([Write a runtime](write-a-runtime.md))",
     "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
+    "observers/last_step.py": "`observers: last_step` in an experiment",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
     "frameworks/counting/__init__.py": "`framework: counting` in an experiment",
@@ -310,6 +312,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Runtime that reaches single nodes": (NodeRuntime, (), ""),
     "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
+    "Observer": (ObserverPlugIn, ("observers/last_step.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),
     "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
     "Framework": (Framework, ("frameworks/counting/__init__.py",), ""),
@@ -387,6 +390,7 @@ the `MeasuredCall` until its median is known within `--precision`; an exception 
 | `wait_for_all(what)`, `limit_time(what)` | for a benchmark that times by itself, without `measure` |
 | `modes`, `cache_bytes`, `is_quick` | cache states to measure, size of the last-level cache, whether to be brief |""",
     "Callback": "[Callbacks](training.md#callbacks) lists the methods of `Callback` and when each is called.",
+    "Observer": "[Watch runs](watching.md) describes the observers of the package.",
     "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
     "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
     "Checkpoints of a framework": (

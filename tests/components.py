@@ -19,6 +19,7 @@ PROGRAMS = {
     "apptainer": ("apptainer",),
     "pyxis": (str(PYXIS / "lib/spank_pyxis.so"), str(PYXIS / "bin/enroot"), "mksquashfs"),
     "sshd": ("sshd", "ssh", "ssh-keygen"),
+    "prometheus": ("prometheus", "promtool"),
     "kubernetes": ("etcd", str(KUBERNETES / "kube-apiserver")),
 }
 """Programs of each component."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from primus import registry
-from primus.callback import MOMENTS, Callback, CallbackList, choose_callbacks
+from primus.callback import CALLBACKS, MOMENTS, Callback, CallbackList
 from primus.errors import PrimusError, UsageError
+from primus.plug_in_choice import choose_plug_ins
 
 COUNTER = '''"""Count steps."""
 
@@ -61,18 +62,18 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def built(*entries: Any) -> CallbackList:
     callbacks = CallbackList()
-    for choice in choose_callbacks(entries):
+    for choice in choose_plug_ins(CALLBACKS, entries):
         callbacks.build(choice, None)  # type: ignore[arg-type]
     return callbacks
 
 
 def test_names_and_options_are_read_in_order(write: Write) -> None:
     write("count_steps", COUNTER)
-    choices = choose_callbacks([{"count-steps": {"every": 2}}, "early_stopping", {"garbage_collector": None}])
+    choices = choose_plug_ins(CALLBACKS, [{"count-steps": {"every": 2}}, "early_stopping", {"garbage_collector": None}])
     assert [choice.name for choice in choices] == ["count_steps", "early_stopping", "garbage_collector"]
     assert choices[0].options.every == 2  # type: ignore[attr-defined]
-    assert [choice.name for choice in choose_callbacks("early_stopping")] == ["early_stopping"]
-    assert choose_callbacks(None) == []
+    assert [choice.name for choice in choose_plug_ins(CALLBACKS, "early_stopping")] == ["early_stopping"]
+    assert choose_plug_ins(CALLBACKS, None) == []
 
 
 @pytest.mark.parametrize(
@@ -87,26 +88,26 @@ def test_names_and_options_are_read_in_order(write: Write) -> None:
 )
 def test_a_wrong_entry_is_a_usage_error_that_names_the_fix(entry: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_callbacks([entry])
+        choose_plug_ins(CALLBACKS, [entry])
     assert str(caught.value).startswith(message)
 
 
 def test_a_callback_that_is_named_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="callbacks: early_stopping is there twice"):
-        choose_callbacks(["early_stopping", {"early-stopping": {"patience": 9}}])
+        choose_plug_ins(CALLBACKS, ["early_stopping", {"early-stopping": {"patience": 9}}])
 
 
 def test_a_callback_without_options_takes_none(write: Write) -> None:
     write("plain", "from primus.callback import Callback\ndef build(options, training): return Callback()\n")
-    assert choose_callbacks(["plain"])
+    assert choose_plug_ins(CALLBACKS, ["plain"])
     with pytest.raises(UsageError, match="plain: unknown option 'x'\n  it takes no options"):
-        choose_callbacks([{"plain": {"x": 1}}])
+        choose_plug_ins(CALLBACKS, [{"plain": {"x": 1}}])
 
 
 def test_a_file_without_build_is_refused_when_it_is_loaded(write: Write) -> None:
     file = write("empty", "")
     with pytest.raises(PrimusError, match="callback 'empty' has no build") as caught:
-        choose_callbacks(["empty"])
+        choose_plug_ins(CALLBACKS, ["empty"])
     assert str(file) in caught.value.problem
 
 

@@ -125,6 +125,13 @@ def test_backend_model_trainer_and_hook_serve_one_experiment(tmp_path: Path) -> 
     )
 
 
+def test_the_observer_keeps_the_last_step_of_a_run_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT.replace("stride: 2", "stride: 2, observers: last_step"))
+    done = run("direct", "--single", "--", "train", "pretrain", "--config", "night.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "output/night/latest/last_step.txt").read_text().startswith("done 5 0.1")
+
+
 @pytest.mark.native
 def test_the_callback_prints_the_mean_loss_of_the_steps(tmp_path: Path) -> None:
     experiment = ROOT / "examples/quickstart.yaml"

@@ -11,18 +11,18 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from primus import registry
 from primus.contract import PlugInKind, optional_value
-from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
+from primus.errors import PrimusError, did_you_mean, format_error_place
 from primus.models.counts import Convention
+from primus.plug_in_choice import NoOptions, PlugInChoice
 
 if TYPE_CHECKING:
     from primus.config.schema import Experiment
@@ -223,10 +223,6 @@ class Callback:
         """
 
 
-class NoCallbackOptions(Struct, frozen=True):
-    """Options of a callback that has none."""
-
-
 class CallbackPlugIn(Protocol):
     """A callback: `callbacks/NAME.py`, named in an experiment.
 
@@ -242,62 +238,13 @@ class CallbackPlugIn(Protocol):
         ...
 
     @property
-    @optional_value(NoCallbackOptions)
+    @optional_value(NoOptions)
     def Options(self) -> type[Struct]:
         """A msgspec Struct whose fields are the options. Default: no options."""
         ...
 
 
 CALLBACKS = PlugInKind[CallbackPlugIn]("callbacks", CallbackPlugIn)
-
-
-class CallbackChoice(NamedTuple):
-    """A callback that an experiment names."""
-
-    name: str
-    plug_in: CallbackPlugIn
-    options: Struct
-
-
-def choose_callbacks(
-    entries: str | Sequence[str | Mapping[str, Mapping[str, Any] | None]] | None,
-) -> list[CallbackChoice]:
-    """The callbacks that an experiment names, in its order; one name may stand without a list.
-
-    Raises:
-        UsageError: A name or an option does not exist, a value does not fit, or a name is there twice.
-        PrimusError: A file cannot be loaded.
-    """
-    choices: list[CallbackChoice] = []
-    for entry in [entries] if isinstance(entries, str) else entries or ():
-        if isinstance(entry, str):
-            name, values = entry, {}
-        elif len(entry) == 1:
-            ((name, given),) = entry.items()
-            values = dict(given or {})
-        else:
-            raise UsageError(
-                f"callbacks: an entry has {len(entry)} names: {', '.join(entry) or 'none'}",
-                "write one entry for each callback: [name, {name: {option: value}}]",
-            )
-        name = name.lower().replace("-", "_")
-        if any(choice.name == name for choice in choices):
-            raise UsageError(f"callbacks: {name} is there twice", "remove one of the entries")
-        plug_in = registry.load_plug_in(CALLBACKS, name)
-        choices.append(CallbackChoice(name, plug_in, _convert_options(name, plug_in.Options, values)))
-    return choices
-
-
-def _convert_options(name: str, kind: type[Struct], values: Mapping[str, Any]) -> Struct:
-    for option in values:
-        if option not in kind.__struct_fields__:
-            valid = kind.__struct_fields__
-            hint = did_you_mean(option, valid) if valid else "it takes no options"
-            raise UsageError(f"callbacks: {name}: unknown option '{option}'", hint)
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"callbacks: {name}: {str(error).replace('`', '')}") from None
 
 
 class CallbackList:
@@ -315,7 +262,7 @@ class CallbackList:
             if _overrides(callback, moment):
                 self._actions[moment].append((name, getattr(callback, moment)))
 
-    def build(self, choice: CallbackChoice, training: TrainingView) -> None:
+    def build(self, choice: PlugInChoice[CallbackPlugIn], training: TrainingView) -> None:
         """Build and append a callback of a plug-in.
 
         Raises:

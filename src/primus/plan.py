@@ -18,7 +18,11 @@ from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, hide_inherited_value, redact_args, redact_value
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from primus.machine.placement.rank_groups import RankGroups
+    from primus.messages import Say
+    from primus.runs.store import Run
     from primus.runs.unfit_nodes import UnfitNodes
 
 
@@ -161,6 +165,10 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Engines of its framework, preferred first: the interpreter of the one that is installed starts the workers."""
     packages: tuple[str, ...] = ()
     """Further packages that its workers import, such as that of an experiment tracker."""
+    observe: Callable[[Run, Mapping[str, str], Say], AbstractContextManager[None]] | None = None
+    """Follows the run from the launcher of node 0 while open; None if nothing does."""
+    log_format: str = "auto"
+    """Whether the user sees short or long lines of steps."""
     allows_any_version: bool = False
     """Whether an engine is used in another version than the supported ones."""
     workload: JobWorkload | None = None

@@ -26,6 +26,7 @@ from primus.contract import PlugInKind, list_members
 from primus.data.source import SOURCES
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.framework import CHECKPOINTS, EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
+from primus.observer import OBSERVERS
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
@@ -33,7 +34,7 @@ from primus.task import TASKS
 KINDS: dict[str, PlugInKind[Any]] = {
     kind.name: kind
     for kind in (
-        *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, SOURCES, PATCHES),
+        *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, OBSERVERS, SOURCES, PATCHES),
         *(FRAMEWORKS, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES, CHECKPOINTS),
     )
 }

@@ -33,6 +33,7 @@ FOLDERS = {
     "frameworks": "frameworks",
     "benchmarks": "benchmarks",
     "callbacks": "callbacks",
+    "observers": "observers",
     "patches": "patches",
     "profiles": "machine/profiles",
     "architectures": "machine/architectures",

@@ -224,6 +224,8 @@ class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
 
     log_interval: Positive = 1
     """Steps between printed lines; every step is in events.jsonl."""
+    log_format: Literal["auto", "short", "long"] = "auto"
+    """Printed lines: `short`, or `long` as Megatron-LM's; `auto` is short on a terminal. Log files have long ones."""
     disable_tensorboard: bool = False
     """Do not write TensorBoard files."""
     disable_wandb: bool = True
@@ -236,6 +238,9 @@ class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Do not report to MLflow."""
     mlflow_tracking_uri: str | None = None
     """MLflow server; MLflow's own default when null."""
+    observers: str | list[str | dict[str, dict[str, Any] | None]] | None = None
+    """What follows the run from its launcher, such as prometheus, opentelemetry or notify: names, or {name: {option:
+    value}}; none when null."""
     sample_tokens: NonNegative = 64
     """Length of the text generated after the last step, in tokens; 0 for none."""
     sample_prompt: str = ""

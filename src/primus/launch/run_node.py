@@ -72,10 +72,12 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
     if shape.master_port is not None:
         # Only node 0 listens. Checked first: this takes milliseconds, and the hooks that follow may take an hour.
         rendezvous.check_port_free(shape.master_port)
-    return _run_head_node(launch, shape, say, nodes)
+    return _run_head_node(launch, shape, say, nodes, leaving)
 
 
-def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeConnections) -> tuple[Run, RunOutcome]:
+def _run_head_node(
+    launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeConnections, leaving: ExitStack
+) -> tuple[Run, RunOutcome]:
     """Node 0, or the only one."""
     # Before the run folder exists: none of its files may contain a secret of the workers.
     learn(launch.make_environ())
@@ -91,6 +93,9 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
         nodes.run = run
         pending = _PendingLaunch(launch, run)
         try:
+            # Closed after the run is recorded and its last hooks have run, so that observers see how it ended.
+            if launch.job.observe:
+                leaving.enter_context(launch.job.observe(run, launch.context.environ, say))
             _prepare_node(pending, context, nodes)
             if shape.nnodes > 1:
                 _wait_for_nodes(pending, run, shape, nodes, say)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_session(trainer: Trainer, backend: str) -> None:
-    """Check callbacks and profile, and that the checkpoint of `load:` exists and fits; every `check` calls it.
+    """Check callbacks, observers, profile, and that the checkpoint of `load:` exists and fits; every `check` calls it.
 
     Raises:
         UsageError: The steps of the profile are not valid, a callback does not exist, or the checkpoint cannot be
@@ -27,9 +27,15 @@ def check_session(trainer: Trainer, backend: str) -> None:
 
         find_profile_window(trainer)
     if trainer.training.callbacks:
-        from primus.callback import choose_callbacks  # not for experiments without callbacks
+        from primus.callback import CALLBACKS  # not for experiments without callbacks
+        from primus.plug_in_choice import choose_plug_ins
 
-        choose_callbacks(trainer.training.callbacks)
+        choose_plug_ins(CALLBACKS, trainer.training.callbacks)
+    if trainer.logging.observers:
+        from primus.observer import OBSERVERS
+        from primus.plug_in_choice import choose_plug_ins
+
+        choose_plug_ins(OBSERVERS, trainer.logging.observers)
 
 
 def check_engine(experiment: Experiment, folder: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from primus.callback import choose_callbacks
+from primus.callback import CALLBACKS
 from primus.checkpoint.shape import build_shape
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
 from primus.launch.progress_bar import ProgressBar
+from primus.plug_in_choice import choose_plug_ins
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.batches.run_data import OrderSamples, open_data
@@ -51,7 +52,7 @@ def open_session(
     trainer = experiment.trainer
     # First what needs no data: a missing package is reported before minutes of preparing.
     check_packages(trainer.logging)
-    choices = choose_callbacks(trainer.training.callbacks)
+    choices = choose_plug_ins(CALLBACKS, trainer.training.callbacks)
     # A separate phase, with a longer hang time-out: the order of a large corpus may be built, or awaited.
     attempt.beat("data")
     search = _build_search(trainer, attempt, processes, engine.backend)
@@ -174,6 +175,7 @@ def _build_reporter(
         attempt,
         train_iters=train_iters,
         log_interval=trainer.logging.log_interval,
+        log_format=trainer.logging.log_format,
         loggers=loggers,
         bar=_build_bar(terminal, train_iters, first_step),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from primus.callback import CallbackChoice
+from primus.callback import CallbackPlugIn
 from primus.config.schema import Experiment, Trainer
 from primus.data.training.dataset import Datasets
+from primus.plug_in_choice import PlugInChoice
 from primus.runs.attempt import Attempt
 from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint
 from primus.session.checkpoints.rewind import Rewind
@@ -29,7 +30,7 @@ class Session:
     data: Datasets
     global_batch_size: int
     """Sequences in one optimizer step."""
-    choices: Sequence[CallbackChoice]
+    choices: Sequence[PlugInChoice[CallbackPlugIn]]
     """Callbacks that the experiment names."""
     reporter: TrainingReporter
     search: CheckpointSearch

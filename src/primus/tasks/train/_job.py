@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from primus.errors import PrimusError, UnfitError, UsageError, find_owner
 from primus.framework import FRAMEWORKS
 from primus.machine.facts import DeviceKind
 from primus.machine.placement.rank_groups import RankGroups
+from primus.messages import Say
 from primus.plan import LaunchJob, Variable
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
@@ -282,12 +284,22 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         framework=asked.trainer.framework,
         engines=tuple(registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).ENGINES),
         packages=experiment.list_tracker_packages(asked.trainer.logging),
+        observe=partial(_observe_run, asked) if asked.trainer.logging.observers else None,
+        log_format=asked.trainer.logging.log_format,
         allows_any_version=asked.trainer.training.allow_version,
         workload=experiment.build_workload(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"resumes {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
+
+
+def _observe_run(asked: Experiment, run: Run, environ: Mapping[str, str], say: Say) -> AbstractContextManager[None]:
+    from primus.launch.run_observers import observe_run  # most runs have no observers
+    from primus.observer import OBSERVERS
+    from primus.plug_in_choice import choose_plug_ins
+
+    return observe_run(choose_plug_ins(OBSERVERS, asked.trainer.logging.observers), run, environ, say)
 
 
 def _find_required_device(asked: Experiment) -> DeviceKind | None:
