@@ -52,7 +52,11 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ),
         ("direct -- run list", "no task 'run'", "did you mean 'runs'?"),
         ("direct -- pretrain_gpt.py", "'pretrain_gpt.py' is a script, not a task", "config import reads scripts"),
-        ("direct -- runs", "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch", ""),
+        (
+            "direct -- runs",
+            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch",
+            "",
+        ),
         ("direct -- runs lst", "no task 'runs lst'", "did you mean 'list'?"),
         (
             "direct -- runs --workspace x",

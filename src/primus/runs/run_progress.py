@@ -7,7 +7,6 @@ from collections import deque
 from msgspec import Struct
 
 from primus.runs.events import Event
-from primus.runs.step_line import format_duration
 
 WINDOW = 50
 """Steps over which the time of a step is averaged: enough to level out checkpoints and evaluations."""
@@ -66,3 +65,9 @@ def format_progress(progress: RunProgress) -> str:
     if progress.remaining_s is not None:
         parts.append(f"{format_duration(progress.remaining_s)} left")
     return ", ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds: ``1:05:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from primus.callback import StepReport
+from primus.runs.run_progress import format_duration
 
 
 def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> str:
@@ -108,12 +109,6 @@ def shorten_line(line: str, width: int = WIDTH_OF_SHORT_LINES) -> str:
     if match := _EVALUATION.fullmatch(line):
         return f"validation loss at step {match[1]}: {float(match[2]):.4f}, perplexity {float(match[3]):.4g}"
     return line
-
-
-def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds: ``1:05:00``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _compute_mean(values: Iterable[float]) -> float:
