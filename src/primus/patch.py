@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Literal, Protocol
@@ -203,6 +202,8 @@ def apply_patch(choice: PatchChoice) -> None:
         registry.load_plug_in(PATCHES, choice.name).apply()
     except Exception as error:  # a patch may raise anything
         if is_raised_on_import(error):
+            import traceback
+
             traceback.print_exc()
             raise UnfitError(
                 f"{choice.patch.target} cannot be imported: {type(error).__name__} at {format_error_place(error)}:"

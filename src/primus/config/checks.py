@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from primus import registry
+from primus.config.convert import DEFAULT
 from primus.config.load import Resolved
 from primus.config.schedule import find_decay_end, find_evaluation_interval, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, ParallelConfig
@@ -149,10 +150,12 @@ def check_data(resolved: Resolved, absent: list[str] | None = None) -> None:
         )
     prefixes: list[Path] = []
     for key in ("train_data_path", "valid_data_path", "test_data_path"):
-        with collect_absent(absent):
-            found = parse_weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
-            prefixes += [prefix for prefix, _ in found]
-    parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")
+        if given_paths := getattr(data, key):
+            with collect_absent(absent):
+                found = parse_weighted_prefixes(given_paths, f"{resolved.origins[key]}: {key}")
+                prefixes += [prefix for prefix, _ in found]
+    if (origin := resolved.origins["split"]) != DEFAULT:
+        parse_split(data.split, f"{origin}: split")
     if data.dataset:
         _check_dataset(data, resolved.origins)
     if data.sft_data_path:

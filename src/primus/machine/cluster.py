@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, structs
@@ -26,7 +25,7 @@ NODE_NAME_VARIABLE = "PRIMUS_NODE_NAME"
 
 def find_node_name() -> str:
     """Name of this node as its scheduler, or the user's list of hosts, knows it."""
-    return os.environ.get(NODE_NAME_VARIABLE) or socket.gethostname()
+    return os.environ.get(NODE_NAME_VARIABLE) or os.uname().nodename
 
 
 class ClusterLayout(Struct, frozen=True, kw_only=True):

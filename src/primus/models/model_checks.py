@@ -81,7 +81,8 @@ def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     yield from _find_latent_attention_problems(spec)
     yield from _find_rope_problems(spec)
     yield from _find_expert_problems(spec)
-    yield from _find_pattern_problems(spec)
+    if spec.hybrid_layer_pattern:
+        yield from _find_pattern_problems(spec, spec.hybrid_layer_pattern)
 
 
 def find_parallel_problems(
@@ -189,13 +190,12 @@ _KEYS_OF_KINDS = {
 """Fields that each character of hybrid_layer_pattern requires."""
 
 
-def _find_pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
-    pattern = spec.hybrid_layer_pattern or ""
+def _find_pattern_problems(spec: ModelSpec, pattern: str) -> Iterator[ModelProblem]:
     for character in dict.fromkeys(pattern):
         for key in _KEYS_OF_KINDS.get(character, ()):
             if getattr(spec, key) is None:
                 yield ModelProblem(key, f"layers `{character}` of hybrid_layer_pattern need it", "set it in the model")
-    if pattern and spec.window_layer_period != 1:
+    if spec.window_layer_period != 1:
         yield ModelProblem(
             "window_layer_period", "hybrid_layer_pattern names the windowed layers", "remove one of the two"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,6 +41,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 def summarize_run(run: Run) -> RunSummary:
     """Summarize a run folder in any state, also after a crash of its writer."""
+    import statistics  # imports random and fractions, which those who only flatten settings do not need
+
     try:
         metadata = run.read_metadata()
         state = find_run_state(run, metadata)

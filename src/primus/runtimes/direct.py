@@ -94,7 +94,8 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         UsageError: The layout or a variable is invalid.
     """
     shape = build_layout(options, context)
-    if context.starts_workers:
+    is_job_of_slurm = context.starts_workers and "SLURM_JOB_ID" in context.environ
+    if is_job_of_slurm:
         _check_step(context.environ)
     if context.starts_workers and shape.nproc > 1 and not options.oversubscribe:
         _check_processes(shape, context.facts(shape.master_of_several))
@@ -129,7 +130,8 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     hooks = () if options.no_hooks else context.hooks()
     scripts = hooks + discovery.plan_patch_files(options.patch or context.patches, context.environ)
     actions = (*plan.actions, *sorted(scripts, key=lambda action: STAGES.index(action.stage)))
-    notes = (*plan.notes, *_list_unused_nodes(shape, context), *collected.notes)
+    unused = _list_unused_nodes(shape, context.environ) if is_job_of_slurm else ()
+    notes = (*plan.notes, *unused, *collected.notes)
     files = {**plan.files, **collected.files}
     policy = None
     if context.starts_workers:
@@ -163,12 +165,10 @@ def _check_step(environ: Mapping[str, str]) -> None:
         )
 
 
-def _list_unused_nodes(shape: ClusterLayout, context: PlanContext) -> tuple[str, ...]:
+def _list_unused_nodes(shape: ClusterLayout, environ: Mapping[str, str]) -> tuple[str, ...]:
     """A warning if the launch uses one node of a job of several: in a batch script, or in the shell of salloc."""
-    environ = context.environ
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-    is_script = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ and context.starts_workers
-    if not is_script or shape.sources.get("nnodes") != "default" or nodes == "1":
+    if "SLURM_STEP_ID" in environ or shape.sources.get("nnodes") != "default" or nodes == "1":
         return ()
     return (f"warning: this job of Slurm has {nodes} nodes, and `direct` uses one; to use all: slurm srun -- TASK",)
 

@@ -25,6 +25,7 @@ from primus.machine.environment.checks import (
     find_dubious_values,
     find_runtime_tuning_problems,
 )
+from primus.machine.environment.hipblaslt import RUNTIME_TUNING
 from primus.machine.environment.variable_choice import AMD_ONLY, DETERMINISTIC, Assignment, VariableChoice, merge_choice
 from primus.machine.facts import Device, MachineFacts
 from primus.machine.network.selection import SOCKET_VARIABLES, Network, validate_network_variables
@@ -162,7 +163,8 @@ def _find_problems(chosen: Mapping[str, VariableChoice], user: Mapping[str, str]
         yield from validate_network_variables(user, node.facts)
     yield from find_conflicts(chosen)
     yield from find_dubious_values(chosen, node.facts)
-    yield from find_runtime_tuning_problems(chosen, node.layout.world_size)
+    if RUNTIME_TUNING in chosen:
+        yield from find_runtime_tuning_problems(chosen, node.layout.world_size)
 
 
 def _list_last_layers(

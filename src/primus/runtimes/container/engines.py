@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -98,6 +97,8 @@ def _check_engine(program: str, source: str, image: str, is_here: bool) -> Conta
 
 
 def _find_program(program: str, environ: Mapping[str, str]) -> str | None:
+    import shutil  # not where the nodes choose the engine
+
     return shutil.which(program, path=environ.get("PATH"))
 
 
