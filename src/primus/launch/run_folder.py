@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -162,7 +161,7 @@ def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        text = f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{format_plan(launch.plan)}\n"
+        text = f"[{now}] attempt {launch.attempt} on {os.uname().nodename}\n{format_plan(launch.plan)}\n"
         file.write(redact(text))
 
 
