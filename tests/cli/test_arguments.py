@@ -288,3 +288,12 @@ def test_setup_has_help() -> None:
     done = subprocess.run([ROOT / "primus-cli", "setup", "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert "./primus-cli setup [--dev]" in done.stdout
+
+
+def test_a_task_without_a_runtime_runs_here_and_says_so(tmp_path: Path) -> None:
+    note = "no runtime is given: this runs on this machine, as 'primus-cli direct -- runs ...' does"
+    done = cli.run("runs", "list", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", f"primus-cli: {note}\n")
+    planned = cli.run("--dry-run", "runs", "list", cwd=tmp_path)
+    assert planned.stderr == "" and f"note: {note}" in planned.stdout
+    assert cli.run("engines", "--json", cwd=tmp_path).stderr == "", "it concerns this machine only"

@@ -99,7 +99,7 @@ def test_slack_is_told_of_a_hang_and_a_failure(observed: ObservedFolder, inbox: 
 
 
 def test_a_program_gets_values_and_the_token_of_its_variable(observed: ObservedFolder, inbox: Inbox) -> None:
-    environ = {"PRIMUS_NOTIFY_URL": f"{inbox.url}/hook", "PRIMUS_NOTIFY_TOKEN": CANARY}
+    environ = {"PRIMUS_NOTIFY_WEBHOOK": f"{inbox.url}/hook", "PRIMUS_NOTIFY_TOKEN": CANARY}
     observed.observe([{"notify": {"url": True, "when": ["start", "end"]}}], **environ)
     observed.start()
     observed.step(300)
@@ -136,7 +136,7 @@ def test_a_receiver_that_refuses_or_is_away_is_said_without_its_address(observed
     [
         ({}, "nobody is told"),
         ({"slack": True}, "PRIMUS_SLACK_WEBHOOK is not set"),
-        ({"url": True}, "PRIMUS_NOTIFY_URL is not an address"),
+        ({"url": True}, "PRIMUS_NOTIFY_WEBHOOK is not an address"),
         ({"mail_to": ["a@b"], "mail_user": "ann"}, "PRIMUS_MAIL_PASSWORD is not set"),
         ({"slack": f"https://hooks.example/{CANARY}"}, "notify: Expected bool, got str"),
         ({"slak": True}, "unknown option 'slak'"),
@@ -146,7 +146,7 @@ def test_what_is_missing_is_an_error_before_the_run(
     options: dict[str, Any], problem: str, observed: ObservedFolder
 ) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
-        observed.observe([{"notify": options}], PRIMUS_NOTIFY_URL=CANARY)
+        observed.observe([{"notify": options}], PRIMUS_NOTIFY_WEBHOOK=CANARY)
     assert CANARY not in str(caught.value)
 
 
@@ -161,15 +161,16 @@ def test_a_password_is_not_sent_without_tls(observed: ObservedFolder, inbox: Inb
 def test_a_run_that_fails_tells_it_and_leaves_no_address_behind(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "e.yaml").write_text(
         "exp_name: night\nmodules: {pre_trainer: {framework: blabber, model: tiny.yaml, overrides: "
-        "{mock_data: true, seq_length: 128, train_iters: 4, observers: [{notify: {slack: true}}]}}}\n"
+        "{mock_data: true, seq_length: 128, train_iters: 4, observers: [{notify: {slack: true, url: true}}]}}}\n"
     )
     words = ["direct", "--single", "--", "train", "pretrain", "--config", "e.yaml"]
-    environ = {"PRIMUS_SLACK_WEBHOOK": f"{inbox.url}/{CANARY}", "no_proxy": "*"}
+    environ = dict.fromkeys(("PRIMUS_SLACK_WEBHOOK", "PRIMUS_NOTIFY_WEBHOOK"), f"{inbox.url}/{CANARY}")
+    environ |= {"no_proxy": "*", "OTEL_EXPORTER_OTLP_HEADERS": f"x-team={CANARY}", "PRIMUS_MAIL_PASSWORD": CANARY}
     planned = cli.run("--dry-run", *words, cwd=tmp_path, **environ)
     assert planned.returncode == 0 and inbox.posts == []
     done = cli.run(*words, cwd=tmp_path, **environ)
     wait_for(lambda: inbox.posts, "the notification")
-    assert [content["text"].splitlines()[0].split()[0] for _, _, content in inbox.posts] == ["night"]
+    assert [content["text"].split()[0] for _, _, content in inbox.posts] == ["night"] * 2
     said = planned.stdout + planned.stderr + done.stdout + done.stderr
     left = [file.read_text(errors="replace") for file in (tmp_path / "output").rglob("*") if file.is_file()]
     assert not [text for text in (said, *left) if CANARY in text]

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+import sys
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from fakes import cli
 from fakes.cli import find_free_port, wait_for
 from observers.conftest import ObservedFolder
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UnfitError
 
 parser = pytest.importorskip("prometheus_client.parser")
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,16 @@ def test_a_port_in_use_gives_the_next_one_and_all_in_use_do_not_stop_the_run(obs
 def test_an_address_of_another_host_is_an_error_before_the_run(observed: ObservedFolder) -> None:
     with pytest.raises(PrimusError, match=r"192\.0\.2\.1:9464 cannot be used"):
         observed.observe([{"prometheus": {"address": "192.0.2.1"}}])
+
+
+def test_a_missing_package_ends_the_run_before_it_starts(
+    observed: ObservedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, package in (("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry.sdk.metrics")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UnfitError, match=f"{name} needs the package") as caught:
+            observed.observe([name])
+        assert "setup --with " in caught.value.hint
 
 
 def test_the_endpoint_is_gone_with_the_run_and_recorded_among_its_events(observed: ObservedFolder) -> None:

@@ -1,7 +1,7 @@
 """Tell a person or a program that a run has ended, failed or hangs: by Slack, mail, or a request to any address.
 
 Addresses and passwords are secrets, so they come from variables and never from options: PRIMUS_SLACK_WEBHOOK,
-PRIMUS_NOTIFY_URL (and PRIMUS_NOTIFY_TOKEN, sent as `Authorization: Bearer`), PRIMUS_MAIL_PASSWORD.
+PRIMUS_NOTIFY_WEBHOOK (and PRIMUS_NOTIFY_TOKEN, sent as `Authorization: Bearer`), PRIMUS_MAIL_PASSWORD.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from primus.runs.run_metrics import RunMetrics
 
 SLACK_VARIABLE = "PRIMUS_SLACK_WEBHOOK"
-URL_VARIABLE, TOKEN_VARIABLE = "PRIMUS_NOTIFY_URL", "PRIMUS_NOTIFY_TOKEN"
+URL_VARIABLE, TOKEN_VARIABLE = "PRIMUS_NOTIFY_WEBHOOK", "PRIMUS_NOTIFY_TOKEN"
 PASSWORD_VARIABLE = "PRIMUS_MAIL_PASSWORD"  # noqa: S105 - its name
 SECRET_VARIABLES = (SLACK_VARIABLE, URL_VARIABLE, TOKEN_VARIABLE, PASSWORD_VARIABLE)
 TIMEOUT_S = 10.0
@@ -45,7 +45,7 @@ class Options(Struct, frozen=True, kw_only=True):
     slack: bool = False
     """Post to the incoming webhook of Slack, or of a service with the same format, in $PRIMUS_SLACK_WEBHOOK."""
     url: bool = False
-    """POST the notification as JSON to $PRIMUS_NOTIFY_URL."""
+    """POST the notification as JSON to $PRIMUS_NOTIFY_WEBHOOK."""
     mail_to: list[str] = []
     """Addresses that get a mail."""
     mail_from: str | None = None
