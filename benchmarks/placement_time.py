@@ -30,7 +30,7 @@ from primus.runs.node_record import RunNode
 
 NODES = 512
 PORT = 23457
-DRY_RUN = (*COMMAND, "--dry-run", "direct", "--nproc", "8", "--master-addr", "n0", "--node-rank", "0")
+DRY_RUN = (*COMMAND, "--dry-run", "slurm", "sbatch", "--placement", "near", "--gpus-per-node", "8")
 TRAIN = ("--", "train", "pretrain", "--config", str(REPOSITORY / "examples" / "llama3.1_8B-pretrain.yaml"))
 BATCH = ("--micro_batch_size", "1", "--global_batch_size", str(8 * NODES))
 
@@ -121,8 +121,8 @@ def rendezvous_ms(*, in_order: bool) -> float:
 
 
 def dry_run_ms(num_nodes: str) -> float:
-    """Milliseconds of a dry run on node 0 of a job."""
-    command = (*DRY_RUN, "--nnodes", num_nodes, *TRAIN, *BATCH)
+    """Milliseconds of the dry run of a job with a placement."""
+    command = (*DRY_RUN, "--nodes", num_nodes, *TRAIN, *BATCH)
     began = time.perf_counter()
     subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, check=True)
     return 1e3 * (time.perf_counter() - began)
