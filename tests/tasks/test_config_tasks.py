@@ -93,6 +93,15 @@ def test_a_starting_file_is_printed_or_written_and_valid(capsys: pytest.CaptureF
     assert "valid" in said("config check --config new/mine.yaml", capsys)
 
 
+def test_a_printed_starting_file_names_the_published_schema_once_there_is_a_site(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = said("config init llama3.2_1B", capsys)
+    monkeypatch.setattr("primus.SITE_ADDRESS", "https://docs.example/primus/")
+    first = "# yaml-language-server: $schema=https://docs.example/primus/schemas/primus.schema.json\n"
+    assert said("config init llama3.2_1B", capsys) == first + text
+
+
 def test_a_starting_file_shows_the_shape_of_its_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = said("config init llama3.2_1B", capsys)
     assert "      # num_layers: 16\n" in text and "      # vocab_size: 128256\n" in text
