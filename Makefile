@@ -60,6 +60,9 @@ site:  ## build the pages of docs/ as a site with a search, in build/site; needs
 mutants:  ## plant faults in modules, and see which ones no test notices: ARGS="src/primus/registry.py --number 20"
 	@$(in_venv) python tools/mutants.py $(ARGS)
 
+gpu:  ## all that needs a GPU, in parts of at most 9 minutes, results as files: DEVICE=cpu takes tiny shapes
+	@$(in_venv) python benchmarks/device_day.py --device $(or $(DEVICE),cuda) $(if $(ENVIRONMENTS),--environments $(ENVIRONMENTS)) $(ARGS)
+
 bench:  ## measure against peers, and record the results in benchmarks/results
 	@$(in_venv) python benchmarks/launch_time.py
 	@$(in_venv) python benchmarks/machine_time.py

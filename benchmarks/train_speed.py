@@ -19,15 +19,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engines.setting import Setting
+
 HERE = Path(__file__).parent
 EAGER = ("native", "hugging_face", "litgpt", "torchtitan", "megatron_core")
 COMPILED = ("native+compile", "hugging_face+compile", "litgpt+compile", "torchtitan+compile")
 DTYPES = ("fp32", "bf16")
 EXPERT_KERNELS = {"hugging_face_grouped": "grouped_mm"}
 """Further engines of the model with experts, by how transformers computes them."""
-MODELS = {
+LLAMA_8B = {"dim": 4096, "heads": 32, "groups": 8, "ffn": 14336, "sequence": 8192, "batch": 1, "rope_theta": 5e5}
+TINY = {"dim": 64, "layers": 2, "heads": 4, "groups": 2, "ffn": 96, "sequence": 64, "batch": 2}
+MODELS: dict[str, dict] = {
     "dense": {},
     "experts": {"layers": 4, "ffn": 512, "experts": 8},
+    # For a GPU: Llama 3.1 8B and Mixtral 8x7B with as many layers as their fp32 masters and moments leave room for.
+    "llama-8b": LLAMA_8B | {"layers": 8},
+    "mixtral": LLAMA_8B | {"layers": 2, "experts": 8, "rope_theta": 1e6},
+    "tiny": TINY,
+    "tiny-experts": TINY | {"experts": 4},
 }
 """What differs from `engines.setting.Setting`."""
 EXPERT_ENGINES = (
@@ -46,7 +55,7 @@ def main() -> None:
             cells.append(cell)
     record = {
         "model": options.model,
-        "machine": machine(options.threads),
+        "machine": machine(options.threads) | {"device": name_device(options)},
         "steps_in_a_round": options.steps,
         "cells": cells,
     }
@@ -63,6 +72,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engines", help="names, with +compile where wanted; all that have the model")
     parser.add_argument("--vocab", default="8192,32000", help="vocabulary sizes")
     parser.add_argument("--dtype", default=",".join(DTYPES), help="fp32, bf16 (with fp32 master weights)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: also AMD's GPUs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="steps of each engine in a round")
     parser.add_argument("--warmup", type=int, default=5, help="steps of each engine before the first round")
@@ -72,7 +82,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", help="where the record goes, instead of results/")
     options = parser.parse_args(arguments)
-    known = EAGER + COMPILED if options.model == "dense" else EXPERT_ENGINES
+    known = EXPERT_ENGINES if "experts" in MODELS[options.model] else EAGER + COMPILED
     options.engines = options.engines.split(",") if options.engines else list(known)
     options.vocab = [int(size) for size in options.vocab.split(",")]
     options.dtype = options.dtype.split(",")
@@ -92,7 +102,8 @@ def measure(vocab: int, dtype: str, options: argparse.Namespace) -> dict:
     finally:
         for worker in workers.values():
             worker.stop()
-    tokens = 8 * 256
+    setting = Setting(vocab=vocab, bf16=dtype == "bf16", compile=False, **MODELS[options.model])
+    tokens = setting.batch * setting.sequence
     seconds = {name: [statistics.median(turn[name]["seconds"]) for turn in rounds] for name in workers}
     results = {}
     for name in workers:
@@ -105,6 +116,7 @@ def measure(vocab: int, dtype: str, options: argparse.Namespace) -> dict:
                 if ours in workers
             },
             "step_memory_mib": round((peak - (facts[name]["imported_bytes"] or 0)) / 2**20),
+            "watts": rounds[-1][name].get("watts"),
             "start_seconds": round(warm[name]["seconds"][0], 1),
             "loss": round(rounds[-1][name]["loss"], 4),
             "parameters": facts[name]["parameters"],
@@ -120,6 +132,7 @@ class Worker:
     def __init__(self, name: str, vocab: int, dtype: str, options: argparse.Namespace) -> None:
         engine, _, compiled = name.partition("+")
         values = {"vocab": vocab, "bf16": dtype == "bf16", "compile": bool(compiled)} | MODELS[options.model]
+        values["device"] = options.device
         if engine in EXPERT_KERNELS:
             engine, values["expert_kernel"] = "hugging_face", EXPERT_KERNELS[engine]
         setting = json.dumps(values)
@@ -193,6 +206,14 @@ def machine(threads: int) -> dict:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def name_device(options: argparse.Namespace) -> str:
+    if options.device == "cpu":
+        return "cpu"
+    import torch
+
+    return f"{torch.cuda.get_device_name()} (torch {torch.__version__})"
 
 
 def processor() -> str:

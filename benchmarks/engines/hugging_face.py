@@ -26,7 +26,7 @@ def make(setting: Setting):
         intermediate_size=setting.ffn,
         num_hidden_layers=setting.layers,
         num_attention_heads=setting.heads,
-        num_key_value_heads=setting.heads,
+        num_key_value_heads=setting.groups or setting.heads,
         max_position_embeddings=setting.sequence,
         rms_norm_eps=setting.norm_epsilon,
         rope_theta=setting.rope_theta,
@@ -35,14 +35,14 @@ def make(setting: Setting):
         attn_implementation="sdpa",
         **options,
     )
-    model = model_class(config).train()
+    model = model_class(config).to(setting.device).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )
     forward = torch.compile(model) if setting.compile else model
 
     def step(tokens, targets) -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=setting.bf16):
+        with torch.autocast(setting.device, torch.bfloat16, enabled=setting.bf16):
             loss = forward(input_ids=tokens, labels=targets, shift_labels=targets).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

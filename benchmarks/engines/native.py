@@ -22,9 +22,9 @@ def make(setting: Setting):
         adam_eps=EPSILON,
         clip_grad=CLIP,
     )
-    model = build_model(build_spec(setting), "cpu", SEED)
+    model = build_model(build_spec(setting), setting.device, SEED)
     model.compute_dtype = torch.bfloat16 if setting.bf16 else None
-    trainable = prepare_model(model, device="cpu", compile=setting.compile)
+    trainable = prepare_model(model, device=setting.device, compile=setting.compile)
     optimizer = build_optimizer(model, config)
 
     def step(tokens, targets) -> float:
@@ -40,6 +40,7 @@ def build_spec(setting: Setting) -> ModelSpec:
         hidden_size=setting.dim,
         ffn_hidden_size=setting.ffn,
         num_attention_heads=setting.heads,
+        num_query_groups=setting.groups,
         vocab_size=setting.vocab,
         norm_epsilon=setting.norm_epsilon,
         rotary_base=setting.rope_theta,

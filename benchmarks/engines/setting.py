@@ -22,6 +22,8 @@ class Setting:
     dim: int = 256
     layers: int = 8
     heads: int = 8
+    groups: int | None = None
+    """Key/value heads; as many as `heads` when None."""
     ffn: int = 768
     sequence: int = 256
     batch: int = 8
@@ -30,5 +32,6 @@ class Setting:
     experts: int | None = None
     """Each of width `ffn`; None for a dense model."""
     experts_of_token: int = 2
+    device: str = "cpu"
     expert_kernel: str = "eager"
     """How transformers computes experts (integrations/moe.py of transformers)."""

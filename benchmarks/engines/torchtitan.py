@@ -13,15 +13,16 @@ import torch.distributed as dist
 
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
 
-torch._utils._get_available_device_type = lambda: "cpu"
+if not torch.cuda.is_available():
+    torch._utils._get_available_device_type = lambda: "cpu"
 
-from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # noqa: E402
-from torchtitan.config import CompileConfig  # noqa: E402
-from torchtitan.distributed.compile import apply_compile  # noqa: E402
-from torchtitan.models import llama3  # noqa: E402
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm  # noqa: E402
-from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
-from torchtitan.models.llama3 import model as llama  # noqa: E402
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.config import CompileConfig
+from torchtitan.distributed.compile import apply_compile
+from torchtitan.models import llama3
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.llama3 import model as llama
 
 PACKAGES = ["torch", "torchtitan"]
 
@@ -31,13 +32,14 @@ def make(setting: Setting):
     llama3.get_attention_config = lambda backend: (
         ScaledDotProductAttention.Config()
     )  # FlexAttention has no CPU backward
-    model = (make_expert_config(setting) if setting.experts else make_config(setting)).build()
-    model.init_states(buffer_device=torch.device("cpu"))
+    with torch.device(setting.device):
+        model = (make_expert_config(setting) if setting.experts else make_config(setting)).build()
+        model.init_states(buffer_device=torch.device(setting.device))
     compile_config = CompileConfig(enable=setting.compile, components=["model", "loss"])
     if setting.compile:
         apply_compile(model, compile_config=compile_config, parallel_dims=SimpleNamespace(tp_enabled=False))
     if setting.bf16:
-        _mixed_precision(model)
+        _mixed_precision(model, setting.device)
     loss_of = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(compile_config=compile_config)
     loss_of.set_lm_head(model.lm_head)
     model._skip_lm_head = True
@@ -73,6 +75,7 @@ def make_config(setting: Setting):
             n_layers=setting.layers,
             dim=setting.dim,
             n_heads=setting.heads,
+            n_kv_heads=setting.groups or setting.heads,
             hidden_dim=setting.ffn,
             rope=rope,
             attn_backend="sdpa",
@@ -91,13 +94,13 @@ def make_expert_config(setting: Setting):
     return config
 
 
-def _mixed_precision(model) -> None:
+def _mixed_precision(model, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(device, (1,), mesh_dim_names=("fsdp",))
     apply_fsdp_to_decoder(model, mesh, param_dtype=torch.bfloat16, reduce_dtype=torch.float32, pp_enabled=False)
     for module in model.modules():
         if hasattr(module, "set_force_sum_reduction_for_comms"):

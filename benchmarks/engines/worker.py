@@ -27,19 +27,31 @@ def main() -> None:
     engine = importlib.import_module(f"engines.{name}")
     imported = resident_bytes("VmRSS")
     step, parameters = engine.make(setting)
-    batches = make_batches(setting)
+    batches = [tuple(each.to(setting.device) for each in batch) for batch in make_batches(setting)]
     versions = {package: version(package) for package in engine.PACKAGES}
     answer(answers, {"parameters": parameters, "versions": versions, "imported_bytes": imported})
     done = 0
     for line in sys.stdin:
         reset_peak()
-        seconds = []
+        seconds, on_gpu = [], setting.device == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(int(line)):
             start = time.perf_counter()
             loss = step(*batches[done % NUM_BATCHES])
             seconds.append(time.perf_counter() - start)
             done += 1
-        answer(answers, {"seconds": seconds, "loss": loss, "peak_bytes": resident_bytes("VmHWM")})
+        peak = imported + torch.cuda.max_memory_allocated() if on_gpu else resident_bytes("VmHWM")
+        # Every step ends with the loss on the host, so the device is done when the time is taken.
+        answer(answers, {"seconds": seconds, "loss": loss, "peak_bytes": peak, "watts": read_power(setting.device)})
+
+
+def read_power(device: str) -> float | None:
+    """Power of the GPU after the last step, which NVML or amdsmi averages over the second before."""
+    try:
+        return torch.cuda.power_draw() / 1000 if device == "cuda" else None
+    except (ModuleNotFoundError, RuntimeError):  # neither pynvml nor amdsmi, or a device that does not tell
+        return None
 
 
 def make_batches(setting: Setting) -> list[tuple[torch.Tensor, torch.Tensor]]:
