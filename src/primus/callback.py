@@ -63,6 +63,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     """The loss or the gradient was not finite, or the loss was a spike, and nothing was changed."""
     spike: bool = False
     """The loss was a spike."""
+    overflow: bool = False
+    """The gradient was too large for float16 at the loss scale, which falls."""
     compute_time_s: float | None = None
     """Forward and backward passes of this process, without waiting for others; None if it was not measured."""
     cpu_time_s: float | None = None

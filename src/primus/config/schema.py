@@ -140,10 +140,11 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
 
 
 class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
-    optimizer: Literal["adam", "adamw"] = "adamw"
-    """Optimizer; both names mean AdamW with decoupled weight decay, as in Megatron."""
+    optimizer: Literal["adam", "adamw", "adamw_8bit", "muon", "sgd"] = "adamw"
+    """Optimizer; adam and adamw mean AdamW with decoupled weight decay, as in Megatron. adamw_8bit has 8-bit states,
+    muon is Muon for the matrices of layers and AdamW for the rest, sgd has momentum."""
     lr: LearningRate = 3e-4
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0

@@ -81,8 +81,8 @@ class BadStepDetector(Callback):
         # The same rule as on the device, so that a restored window decides the same.
         if self._window is not None and math.isfinite(report.loss):
             self._recent.append((report.step, report.loss))
-        # A spike is finite, so it ends a series of steps that are not.
-        is_nonfinite = report.skipped and not report.spike
+        # A spike is finite, so it ends a series of steps that are not; after an overflow the loss scale is lower.
+        is_nonfinite = report.skipped and not (report.spike or report.overflow)
         self._nonfinite = self._nonfinite + 1 if is_nonfinite else 0
         if is_nonfinite:
             self._observe_nonfinite(report)

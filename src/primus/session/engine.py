@@ -42,6 +42,8 @@ class StepValues(NamedTuple):
     """That was applied, if it is not the one that the step was asked to apply (`schedule: engine`)."""
     spike: bool = False
     """The loss was a spike."""
+    overflow: bool = False
+    """The gradient was too large for float16 at the loss scale, which falls."""
 
 
 class RunningStep(Protocol):

@@ -136,6 +136,7 @@ class StepTimer(Callback):
             memory_gib=self._read_memory() / GIB,
             skipped=values.skipped,
             spike=values.spike,
+            overflow=values.overflow,
             compute_time_s=values.compute_time_s,
             cpu_time_s=cpu_seconds,
         )

@@ -12,6 +12,7 @@ from primus.config.schema import ModelSpec
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine.documents import build_attention_mask, compute_positions, number_documents
 from primus.frameworks.native.engine.model import build_model
+from primus.frameworks.native.engine.recompute import ActivationMemory
 
 EOD = 0
 SPEC = ModelSpec(
@@ -60,7 +61,8 @@ def test_positions_and_mask_are_those_of_megatron(
 def test_packed_documents_have_the_outputs_and_gradients_of_each_alone(recompute: bool) -> None:
     tokens, documents = packed()
     together, alone = (build_model(SPEC, "cpu", seed=1) for _ in range(2))
-    together.documents, together.recompute = DocumentHandling(EOD, True, True), recompute
+    together.documents = DocumentHandling(EOD, True, True)
+    together.activations = ActivationMemory("full" if recompute else None)
     hidden = together(tokens)
     separate = torch.cat([alone(document) for document in documents], 1)
     torch.testing.assert_close(hidden, separate, rtol=1e-5, atol=1e-5)

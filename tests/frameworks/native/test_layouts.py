@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -25,10 +25,12 @@ from primus.frameworks.native.engine.model import Transformer, build_model, init
 from primus.frameworks.native.engine.moe import apply_router_settings, iterate_balance_biases
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
+from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
+from primus.frameworks.native.training_settings import TrainingSettings
 from primus.models.model_checks import check_parallel
 from primus.runs.store import Run
 from primus.session.ranks.torch_processes import TorchProcesses
@@ -181,12 +183,13 @@ def build(
     spec: ModelSpec = SPEC,
     dtype: torch.dtype = torch.float64,
     documents: bool = False,
-    recompute: bool = False,
+    recompute: Literal["full", "selective"] | None = None,
+    offload: bool = False,
     groups: int = 1,
     **options: Any,
 ) -> Trainable:
     model = build_model(spec, "meta", 1, dtype, layout, choose_layers(spec.num_layers, layout.pipeline, groups))
-    model.recompute = recompute
+    model.activations = ActivationMemory(recompute, is_offloaded=offload)
     if documents:
         model.documents = DocumentHandling(5, True, True)
     trainable = prepare_model(model, device="cpu", **options)
@@ -304,6 +307,73 @@ def test_a_checkpoint_of_one_layout_is_the_same_in_every_other(tmp_path: Path) -
             assert torch.equal(found[0][name], other[name]), name
 
 
+OPTIMIZERS = [
+    (OptimizerConfig(optimizer="muon"), TrainingSettings(muon_use_nesterov=True, muon_extra_scale_factor=0.2)),
+    (OptimizerConfig(optimizer="sgd"), TrainingSettings()),
+    (OptimizerConfig(), TrainingSettings(optimizer_cpu_offload=True)),
+]
+UPDATED_BY_FOUR = [
+    {},
+    {EXPERT: 4, SHARDED: False},
+    {CONTEXT: 2, TENSOR: 2, SEQUENCE: True},
+    {PIPELINE: 2, TENSOR: 2, EXPERT: 2, SEQUENCE: True},
+]
+
+
+def train_two_steps(layout: Layout, number: int) -> State:
+    """Weights and states after two steps of an optimizer."""
+    trainable = build(layout, EXPERTS)
+    optimizer = build_optimizer(trainable.model, *OPTIMIZERS[number])
+    for rate in (0.1, 0.05):
+        train_step(trainable, optimizer, batches(layout), learning_rate=rate, clip_grad=1.0)
+    return collect_state(trainable, optimizer)
+
+
+def _update(rank: int, folder: Path, layouts: list[dict[str, Any]]) -> None:
+    """Saves the state of each layout and optimizer, and how many elements Muon has sent."""
+    world, exchange, sent = dist.get_world_size(), dist.all_to_all_single, [0]
+    processes = TorchProcesses(rank, world, torch.device("cpu"), timedelta(minutes=1))
+
+    def count_elements(found: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += given.numel() * (kwargs["group"].size() == world)
+        return exchange(found, given, *args, **kwargs)
+
+    for place, sizes in enumerate(layouts):
+        layout = build_layout(ParallelConfig(**sizes), torch.device("cpu"), world)
+        for number in range(len(OPTIMIZERS)):
+            if not sizes and number == 0:
+                dist.all_to_all_single = count_elements
+            write_state(train_two_steps(layout, number), folder / f"{place}.{number}", processes)
+            dist.all_to_all_single = exchange
+    torch.save(sent[0], folder / f"sent_{rank}")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_every_optimizer_updates_the_weights_of_each_layout_as_those_of_one_process(tmp_path: Path) -> None:
+    """The checkpoints are read in one process, so that they are resharded as well."""
+    in_processes(4, _update, tmp_path, UPDATED_BY_FOUR)
+    processes = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
+    for number in range(len(OPTIMIZERS)):
+        expected = train_two_steps(ALONE, number)
+        for place, sizes in enumerate(UPDATED_BY_FOUR):
+            found = {name: torch.full_like(tensor, -1) for name, tensor in expected.items()}
+            read_state(found, tmp_path / f"{place}.{number}", processes)
+            for name, tensor in expected.items():
+                # AdamW divides gradients that are almost zero by their size.
+                exact = number < 2 and f"optimizer.exp_avg.{name.removeprefix('model.')}" not in expected
+                rtol, atol = (0, 1e-12) if exact else (1e-8, 1e-11)
+                torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol, msg=f"{number} {sizes} {name}")
+    matrices = [name for name in train_two_steps(ALONE, 0) if name.startswith("optimizer.momentum_buffer")]
+    elements = sum(expected_size(name) for name in matrices)
+    # Two steps; each matrix goes to its owner once and back once, those that are there already included.
+    assert sum(torch.load(tmp_path / f"sent_{rank}") for rank in range(4)) == 2 * 2 * elements
+
+
+def expected_size(name: str) -> int:
+    weights = build(ALONE, EXPERTS).model.place_weights()
+    return weights[name.removeprefix("optimizer.momentum_buffer.")].shape.numel()
+
+
 def _train_in_float32(rank: int, folder: Path, layouts: list[dict[str, Any]], options: dict[str, Any]) -> None:
     losses = []
     for sizes in layouts:
@@ -324,13 +394,20 @@ def train_in_float32(layout: Layout, steps: int = 20, bf16: bool = False, **opti
 
 @pytest.mark.parametrize(
     ("options", "tolerance"),
-    [({}, 5e-5), ({"bf16": True, "steps": 3}, 1e-2), ({"recompute": True, "steps": 3}, 1e-6)],
-    ids=["float32", "bf16", "recompute"],
+    [
+        ({}, 5e-5),
+        ({"bf16": True, "steps": 3}, 1e-2),
+        ({"recompute": "full", "offload": True, "steps": 3}, 1e-6),
+        ({"recompute": "selective", "steps": 3}, 1e-6),
+    ],
+    ids=["float32", "bf16", "recompute and offload", "recompute selectively"],
 )
 def test_the_losses_of_layouts_in_float32_are_those_of_one_process(
     tmp_path: Path, options: dict[str, Any], tolerance: float
 ) -> None:
-    layouts: list[dict[str, Any]] = [{TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}, {PIPELINE: 2}]
+    layouts: list[dict[str, Any]] = [{TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}, {PIPELINE: 2}, {}]
+    if options.get("recompute") == "selective":
+        layouts.remove({CONTEXT: 2})  # refused
     in_processes(2, _train_in_float32, tmp_path, layouts, options)
     expected = train_in_float32(ALONE, **options)
     assert expected[-1] < expected[0]

@@ -15,6 +15,7 @@ from primus.frameworks.native.engine import moe
 from primus.frameworks.native.engine.layout import ALONE
 from primus.frameworks.native.engine.model import Transformer, build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.step import StepResult, Trainable, prepare_model, train_step
 from primus.frameworks.native.router_settings import RouterSettings
 
@@ -236,7 +237,7 @@ def test_recomputed_activations_change_no_bit() -> None:
     found = []
     for recompute in (False, True):
         prepared = prepare(rate=0.1, moe_aux_loss_coeff=0.1, **ROUTERS["deepseek v3"])
-        prepared[0].model.recompute = recompute
+        prepared[0].model.activations = ActivationMemory("full" if recompute else None)
         found.append([take_step(prepared, seed=step).values for step in range(3)] + list(buffers(prepared[0].model)))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 

@@ -18,6 +18,7 @@ from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
 from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.spikes import LossWindow
 from primus.frameworks.native.engine.step import (
     NONFINITE,
@@ -70,7 +71,7 @@ def prepared_model(
     **options,
 ) -> Trainable:
     model = build_model(spec, device, seed=1, layout=layout)
-    model.documents, model.recompute = documents, recompute
+    model.documents, model.activations = documents, ActivationMemory("full" if recompute else None)
     model.compute_dtype = torch.bfloat16 if bf16 else None
     return prepare_model(model, device="cpu", **options)
 

@@ -16,6 +16,7 @@ from primus.errors import UsageError
 from primus.frameworks.native.kernel_settings import KernelSettings
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
+from primus.frameworks.native.training_settings import TrainingSettings
 from primus.models import model_checks
 from primus.models.counts import num_dense_layers, num_query_groups
 from primus.models.model_checks import PIPELINE_KEY
@@ -23,10 +24,10 @@ from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
-SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, RouterSettings)
+SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, RouterSettings, TrainingSettings)
 """Kinds of settings under `overrides:` that are not of the schema."""
 KEYS = tuple(key for kind in SETTINGS for key in kind.__struct_fields__)
-S = TypeVar("S", KernelSettings, LayoutSettings, RouterSettings)
+S = TypeVar("S", KernelSettings, LayoutSettings, RouterSettings, TrainingSettings)
 
 
 def check(experiment: Experiment) -> None:
@@ -42,6 +43,7 @@ def check(experiment: Experiment) -> None:
     _check_rewinds(trainer)
     _check_layout(trainer)
     check_session(trainer, "native")
+    _check_training_settings(trainer)
     if trainer.backend_args:
         read_own_settings(trainer, KernelSettings)
         _check_virtual_stages(trainer)
@@ -83,6 +85,55 @@ def read_own_settings(trainer: Trainer, kind: type[S]) -> S:
         UsageError: A value is not valid; names the key.
     """
     return read_settings(trainer.backend_args, kind, "docs/training.md")
+
+
+def _check_training_settings(trainer: Trainer) -> None:
+    """Reject settings that contradict each other."""
+    settings, training, optimizer = (
+        read_own_settings(trainer, TrainingSettings),
+        trainer.training,
+        trainer.optimizer.optimizer,
+    )
+    is_adam = optimizer in ("adam", "adamw", "adamw_8bit")
+    by_module = bool(settings.recompute_modules)
+    for problem, hint, is_wrong in (
+        ("fp16: true: bf16 is true as well", "set bf16: false", settings.fp16 and training.bf16),
+        (
+            "recompute_activations: true recomputes whole layers, recompute_granularity: selective parts of them",
+            "set one of them",
+            training.recompute_activations and settings.recompute_granularity == "selective",
+        ),
+        (
+            # torch 2.13 cannot make the mask of a part of the queries (CausalBias) while it watches operators.
+            "recompute_granularity: selective: not with context_parallel_size > 1 unless modules are named",
+            "set recompute_granularity: full, or recompute_modules",
+            settings.recompute_granularity == "selective"
+            and not by_module
+            and trainer.parallel.context_parallel_size > 1,
+        ),
+        (
+            "recompute_modules: only with recompute_granularity: selective",
+            "set it",
+            by_module and settings.recompute_granularity != "selective",
+        ),
+        (
+            f"main_params_dtype: bf16: not with optimizer: {optimizer}",
+            "set optimizer: adamw or adamw_8bit",
+            settings.main_params_dtype == "bf16" and not is_adam,
+        ),
+        (
+            "main_params_dtype: bf16: the passes compute in another precision",
+            "set bf16: true",
+            settings.main_params_dtype == "bf16" and not training.bf16,
+        ),
+        (
+            "optimizer_cpu_offload: not with optimizer: muon, whose matrices are exchanged between devices",
+            "remove it, or set optimizer: adamw",
+            settings.optimizer_cpu_offload and optimizer == "muon",
+        ),
+    ):
+        if is_wrong:
+            raise UsageError(problem, hint)
 
 
 def _check_routers(trainer: Trainer) -> None:

@@ -49,7 +49,8 @@ def explain_settings(live: LiveSettings, reasons: Mapping[str, str]) -> list[Liv
 def collect_request(trainer: Trainer) -> dict[str, ConfigValue]:
     """What an experiment asks for, by the keys of the schema and the paths of `backend_args`."""
     asked = {key: getattr(getattr(trainer, group), key) for key, group in OWNERS.items()}
-    asked["optimizer"] = "adamw"  # `adam` is another name of it
+    if asked["optimizer"] == "adam":  # another name of it
+        asked["optimizer"] = "adamw"
     return asked | flatten_settings(trainer.backend_args)
 
 

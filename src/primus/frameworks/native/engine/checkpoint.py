@@ -23,14 +23,20 @@ State = dict[str, Tensor]
 """Tensors of a checkpoint by name; with several processes, weights are `state.StoredWeight`."""
 
 
-def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses) -> State:
+def collect_current_state(
+    model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses, loss_scale: Tensor | None = None
+) -> State:
     """Everything that a checkpoint holds, in place."""
     named = state.collect_weights(model) | state.collect_moments(model, optimizer)
-    return named | random_state(processes.rank, processes.device)
+    return named | _name_loss_scale(loss_scale) | random_state(processes.rank, processes.device)
 
 
 def restore_state(
-    start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses
+    start: ResumePoint,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    processes: TorchProcesses,
+    loss_scale: Tensor | None = None,
 ) -> None:
     """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
 
@@ -42,18 +48,25 @@ def restore_state(
     # The tensors are those of the model and the optimizer: reading fills them in place, sharded as they are here.
     named = state.collect_weights(model)
     random: State = {}
+    moments: State = {}
     if not start.weights_only:
-        named |= state.collect_moments(model, optimizer)
+        moments = state.collect_moments(model, optimizer)
+        scale = _name_loss_scale(loss_scale)
+        # That of a run in another precision has none.
+        named |= moments | (scale if has_all(start.folder, scale) else {})
         # Each process has saved its own generators, under its rank; a converted checkpoint has none.
         if start.manifest.world_size == processes.world:
             own = random_state(processes.rank, processes.device)
             random = own if has_all(start.folder, own) else {}
     read_state(named | random, start.folder, processes)
     if not start.weights_only:
-        # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
-        state.set_steps(model, optimizer, named[state.STEPS])
+        state.take_moments(model, optimizer, moments)
     if random:
         set_random_state(random, processes.rank, processes.device)
+
+
+def _name_loss_scale(loss_scale: Tensor | None) -> State:
+    return {} if loss_scale is None else {"loss_scale": loss_scale}
 
 
 def prepare_files(

@@ -20,6 +20,7 @@ from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
 from primus.frameworks.native.engine.kernel_trial import KernelTrial
 from primus.frameworks.native.engine.layout import build_layout
+from primus.frameworks.native.engine.loss_scale import LossScale
 from primus.frameworks.native.engine.model import (
     Transformer,
     build_model,
@@ -28,12 +29,13 @@ from primus.frameworks.native.engine.model import (
     load_weights,
 )
 from primus.frameworks.native.engine.moe import apply_router_settings
-from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.optimizer import build_optimizer, fill_state
 from primus.frameworks.native.engine.pipeline import choose_layers
 from primus.frameworks.native.engine.samples import TextSampler
 from primus.frameworks.native.engine.settings_in_force import read_settings
 from primus.frameworks.native.engine.spikes import LossWindow
 from primus.frameworks.native.engine.step import (
+    OVERFLOW,
     SPIKE,
     StepResult,
     Trainable,
@@ -45,6 +47,7 @@ from primus.frameworks.native.kernel_settings import KernelSettings
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.frameworks.native.support import read_own_settings
+from primus.frameworks.native.training_settings import TrainingSettings
 from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
@@ -66,7 +69,9 @@ class LaunchedStep(NamedTuple):
     def read(self) -> StepValues:
         loss, grad_norm, skipped, _ = self.result.values.tolist()  # waits for the step, once
         seconds = self.compute_time.seconds() if self.compute_time else None
-        return StepValues(loss, grad_norm, skipped != 0.0, seconds, spike=skipped == SPIKE)
+        return StepValues(
+            loss, grad_norm, skipped != 0.0, seconds, spike=skipped == SPIKE, overflow=skipped == OVERFLOW
+        )
 
 
 class NativeEngine(Engine):
@@ -86,8 +91,10 @@ class NativeEngine(Engine):
         trainable = self._build_trainable(session, dtype)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
-        self.trainable = replace(trainable, window=window, timer=self._timer)
-        self._optimizer = build_optimizer(self.model, session.trainer.optimizer)
+        settings = read_own_settings(session.trainer, TrainingSettings)
+        scale = LossScale(settings, processes.device) if settings.fp16 else None
+        self.trainable = replace(trainable, window=window, timer=self._timer, loss_scale=scale)
+        self._optimizer = build_optimizer(self.model, session.trainer.optimizer, settings)
         self._watch = StepWatch(self.model, is_compiled=session.compiled)
 
     @property
@@ -99,7 +106,7 @@ class NativeEngine(Engine):
         return self.trainable.model
 
     @property
-    def optimizer(self) -> torch.optim.AdamW:
+    def optimizer(self) -> torch.optim.Optimizer:
         return self._optimizer
 
     @property
@@ -115,8 +122,8 @@ class NativeEngine(Engine):
         # First of all that draws a number; a checkpoint of as many processes restores the generators.
         seed_everything(seed, self._trainer.training.deterministic)
         if start is None or start.weights_only:
-            # AdamW creates its moments again at the next step, as zeros.
             self._optimizer.state.clear()
+            fill_state(self._optimizer)
         if transformer.adapters is not None:
             load_weights(transformer, open_base_weights(self._trainer))
             initialize_adapters(transformer, seed)
@@ -161,7 +168,7 @@ class NativeEngine(Engine):
     def collect_state(self) -> StateToSave:
         """The tensors of this step; with `async_save` a copy of them is written while training continues."""
         config = self._trainer.checkpoint
-        state = collect_current_state(self.model, self._optimizer, self._processes)
+        state = collect_current_state(self.model, self._optimizer, self._processes, self._loss_scale_state)
         adapter = None
         if self.model.adapters is not None and config.load:
             # Gathered by all processes, before one of them writes it.
@@ -181,7 +188,15 @@ class NativeEngine(Engine):
         return self._watch
 
     def read_settings(self) -> list[LiveSetting]:
-        return read_settings(self.trainable, self._optimizer, self._watch, self._compile_reason)
+        settings = read_own_settings(self._trainer, TrainingSettings)
+        granularity = settings.recompute_granularity
+        reasons = {
+            "compile": self._compile_reason,
+            "recompute_activations": granularity and f"recompute_granularity: {granularity}",
+            "recompute_granularity": "recompute_activations: true" if granularity is None else "",
+            "bf16": "fp16: true" if settings.fp16 else "",
+        }
+        return read_settings(self.trainable, self._optimizer, self._watch, {k: v for k, v in reasons.items() if v})
 
     def read_memory(self) -> int:
         return read_peak_memory(self._processes.device)
@@ -192,8 +207,12 @@ class NativeEngine(Engine):
         trials = [KernelTrial(session, self.model, device)] if is_tried else []
         return [*trials, TextSampler(session, self.model)]
 
+    @property
+    def _loss_scale_state(self) -> torch.Tensor | None:
+        return self.trainable.loss_scale.state if self.trainable.loss_scale else None
+
     def _restore(self, start: ResumePoint) -> None:
-        restore_state(start, self.model, self._optimizer, self._processes)
+        restore_state(start, self.model, self._optimizer, self._processes, self._loss_scale_state)
 
     def _build_trainable(self, session: Session, dtype: torch.dtype) -> Trainable:
         """The model, sharded if there are several processes; its weights are not filled yet."""
@@ -201,13 +220,16 @@ class NativeEngine(Engine):
         training = trainer.training
         groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
         stage = choose_layers(trainer.model.num_layers, self._layout.pipeline, groups)
+        settings = read_own_settings(trainer, TrainingSettings)
+        if settings.main_params_dtype == "bf16" and dtype is torch.float32:
+            dtype = torch.bfloat16
         built = build_model(trainer.model, "meta", training.seed, dtype, self._layout, stage)
-        built.configure(training)
+        built.configure(training, settings)
         apply_router_settings(built, read_own_settings(trainer, RouterSettings))
         built.documents = build_document_handling(trainer.data, session.data.eod_id)
-        settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
-        if settings.peft != "none":
-            add_adapters(built, settings)
+        adapters = read_adapter_settings(trainer.backend_args, AdapterSettings)
+        if adapters.peft != "none":
+            add_adapters(built, adapters)
         return prepare_model(built, device=self._processes.device, compile=session.compiled)
 
 

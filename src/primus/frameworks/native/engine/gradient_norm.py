@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from primus.frameworks.native.engine.layout import ALONE, Axis
+from primus.frameworks.native.engine.ops import choose_wide_dtype
 from primus.frameworks.native.engine.placement import PlacedWeight
 
 MAX_ROW_ELEMENTS = 2**10
@@ -64,10 +65,14 @@ def _compute_row_norms(part: Tensor) -> list[Tensor]:
     """The norms of the rows of a tensor, where a row is its last dimension; those of longer rows are in pieces."""
     if part.dim() > 1:
         rows = part.reshape(-1, part.shape[-1])
-        return [torch.linalg.vector_norm(piece, dim=1) for piece in rows.split(MAX_ROW_ELEMENTS, dim=1)]
+        return [_compute_norms(piece) for piece in rows.split(MAX_ROW_ELEMENTS, dim=1)]
     if part.numel() < SHORT_VECTOR_ELEMENTS:
         return [part.double()]
     # What is left is shorter than a row, and thus a vector of single elements.
     rest = part.numel() % VECTOR_ROW_ELEMENTS
     rows = part[: part.numel() - rest].view(-1, VECTOR_ROW_ELEMENTS)
-    return [torch.linalg.vector_norm(rows, dim=1), *_compute_row_norms(part[part.numel() - rest :])]
+    return [_compute_norms(rows), *_compute_row_norms(part[part.numel() - rest :])]
+
+
+def _compute_norms(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1, dtype=choose_wide_dtype(rows.dtype))

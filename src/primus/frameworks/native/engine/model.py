@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from primus.checkpoint.initial_values import draw_initial_rows
 from primus.config.schema import ModelSpec, TrainingConfig
@@ -27,13 +26,16 @@ from primus.frameworks.native.engine.loss import HeadPart, count_targets, cross_
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
 from primus.frameworks.native.engine.placement import Division, PlacedWeight, find_begin, find_division, share
+from primus.frameworks.native.engine.recompute import ActivationMemory, build_activation_memory, recompute_modules
 from primus.frameworks.native.support import check_model
+from primus.frameworks.native.training_settings import TrainingSettings
 from primus.models.counts import LayerKind, head_dim, list_layers, num_query_groups
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
     from primus.session.settings.adapter_settings import AdapterSettings
 
+DEFAULTS = TrainingSettings()
 ADAPTER = ".adapter."
 """In the name of each weight of an adapter."""
 
@@ -125,8 +127,8 @@ class Transformer(nn.Module):
         self.stage = stage or StageLayers((range(spec.num_layers),))
         self.compute_dtype: torch.dtype | None = None
         """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
-        self.recompute = False
-        """Whether the backward pass computes the activations of each layer again."""
+        self.activations: ActivationMemory | None = None
+        """What is kept of each layer until its backward pass; everything, on the device, when None."""
         self.loss_chunk_size: int | None = None
         """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
         self.documents: DocumentHandling | None = None
@@ -145,10 +147,14 @@ class Transformer(nn.Module):
         self.output = Linear(spec.hidden_size, vocabulary, bias=False) if is_last and not tied else None
         self.register_buffer("frequencies", torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
-    def configure(self, training: TrainingConfig) -> None:
+    def configure(self, training: TrainingConfig, settings: TrainingSettings = DEFAULTS) -> None:
         """Compute as an experiment asks for."""
-        self.compute_dtype = torch.bfloat16 if training.bf16 else None
-        self.recompute, self.loss_chunk_size = training.recompute_activations, training.loss_chunk_size
+        self.compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if settings.fp16 else None
+        self.loss_chunk_size = training.loss_chunk_size
+        self.activations = build_activation_memory(settings, training.recompute_activations)
+        if settings.recompute_granularity == "selective":
+            for layer in list(self.layers.values())[: settings.recompute_num_layers]:
+                recompute_modules(cast(TransformerLayer, layer), settings.recompute_modules)
 
     @property
     def output_weight(self) -> Tensor:
@@ -213,13 +219,12 @@ class Transformer(nn.Module):
         rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
         masks = self._build_masks(mask, tokens_BS)
-        for number in self.stage.groups[group]:
+        memory = self.activations if torch.is_grad_enabled() else None
+        first = sum(map(len, self.stage.groups[:group]))
+        for index, number in enumerate(self.stage.groups[group], first):
             layer = self.layers[str(number)]
-            visible = masks[_get_window(layer)]
-            if self.recompute and torch.is_grad_enabled():
-                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, visible, loss_weight, use_reentrant=False)
-            else:
-                hidden_BSD = layer(hidden_BSD, rotation, visible, loss_weight)
+            inputs = hidden_BSD, rotation, masks[_get_window(layer)], loss_weight
+            hidden_BSD = memory.run_layer(index, layer, *inputs) if memory else layer(*inputs)
         if is_last and self.norm is not None:
             hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None or not is_last:

@@ -98,10 +98,12 @@ class PlacedWeight:
     Args:
         tensor: The part of this process; a DTensor if it is sharded.
         division: How the whole is divided.
+        part: The part of another tensor of the same shape, if it is no DTensor.
     """
 
     tensor: Tensor
     division: Division = field(default_factory=Division)
+    part: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -113,6 +115,8 @@ class PlacedWeight:
 
     @property
     def local(self) -> Tensor:
+        if self.part is not None:
+            return self.part
         return self.tensor.to_local() if isinstance(self.tensor, DTensor) else self.tensor
 
     @property
@@ -126,7 +130,9 @@ class PlacedWeight:
         return tuple(groups)
 
     def place(self, tensor: Tensor) -> PlacedWeight:
-        """Another tensor of the same weight, such as its gradient."""
+        """Another tensor of the same weight, such as its gradient; or the part of this process of it."""
+        if isinstance(self.tensor, DTensor) and not isinstance(tensor, DTensor):
+            return PlacedWeight(self.tensor, self.division, tensor)
         return PlacedWeight(tensor, self.division)
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from primus.frameworks.native.engine.adapters import Adapter
 from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
 from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.optimizer import HostOptimizer, name_optimizer
+from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.step import Trainable
 from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.settings.torch_settings import (
@@ -22,21 +24,28 @@ from primus.session.settings.torch_settings import (
 
 
 def read_settings(
-    trainable: Trainable, optimizer: torch.optim.Optimizer, watch: StepWatch, compile_reason: str
+    trainable: Trainable, optimizer: torch.optim.Optimizer, watch: StepWatch, reasons: Mapping[str, str]
 ) -> list[LiveSetting]:
-    """The settings that model and optimizer have after the step that `watch` saw."""
+    """The settings that model and optimizer have after the step that `watch` saw, with `reasons` by key."""
     found = {each.key: each for each in read_torch_settings(trainable.model, [optimizer], watch)}
     for key, value in _read_own_objects(trainable, optimizer):
         # What the step has shown outranks the flag that asked for it.
         found.setdefault(key, LiveSetting(key=key, value=value))
-    return explain_settings(list(found.values()), {"compile": compile_reason})
+    return explain_settings(list(found.values()), reasons)
 
 
 def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     model = trainable.model
     layout = model.layout
     yield "compile", is_model_compiled(model, trainable.loss)
-    yield "recompute_activations", model.recompute
+    activations = model.activations or ActivationMemory()
+    yield "recompute_activations", activations.granularity == "full" and activations.num_layers is None
+    yield "recompute_granularity", activations.granularity
+    yield "cpu_offloading", activations.is_offloaded
+    yield "optimizer", name_optimizer(optimizer)
+    yield "fp16", model.compute_dtype is torch.float16
+    yield "main_params_dtype", {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(next(model.parameters()).dtype)
+    yield "optimizer_cpu_offload", isinstance(optimizer, HostOptimizer)
     yield "bf16", model.compute_dtype is torch.bfloat16
     yield "loss_chunk_size", model.loss_chunk_size
     yield "tensor_model_parallel_size", layout.tensor.size
@@ -59,7 +68,7 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
 def _measure_applied_norm(model: Transformer, optimizer: torch.optim.Optimizer) -> float | None:
     """Norm of the gradient that AdamW got in its only step so far; every process must call it."""
     applied = find_applied_gradients([optimizer])
-    if not applied:
+    if not applied or isinstance(optimizer, HostOptimizer):  # whose gradients are those of its copies
         return None
     own = {name: weight for name, weight in model.place_weights().items() if weight.tensor in applied}
     gradients = [weight.place(applied[weight.tensor]) for name, weight in own.items() if not model.is_copy(name)]

@@ -10,12 +10,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.optimizer import fill_state, read_state, write_state
 from primus.frameworks.native.engine.placement import PlacedWeight, WeightPiece
 
 WEIGHT = "model."
 """Prefix of a weight's name."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Moments of AdamW, of a weight's shape."""
 STEPS = "optimizer.step"
 """Updates that the optimizer has applied: the same for every weight, and fewer than steps if some were skipped."""
 
@@ -25,6 +24,8 @@ class StoredWeight(Tensor):
     layout is. The tensor itself has the shape of the whole weight and no memory."""
 
     pieces: list[WeightPiece]
+    local: Tensor
+    """All of this process, of which `pieces` are parts."""
 
     @staticmethod
     def __new__(cls, shape: torch.Size, dtype: torch.dtype, pieces: list[WeightPiece]) -> StoredWeight:
@@ -73,19 +74,28 @@ def collect_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def collect_moments(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's moments and step count by name; moments in place, zero before the first step."""
+    """The optimizer's moments and step count by name; moments are zero before the first step. They are in place, but
+    those of 8 bits are float32 copies."""
     named: dict[str, Tensor] = {}
+    fill_state(optimizer)
     for name, weight in _list_trained(model):
-        state = _state_of(weight.tensor, optimizer)
-        named |= {f"optimizer.{moment}.{name}": _store(weight.place(state[moment]), model) for moment in MOMENTS}
-        named[STEPS] = state["step"].cpu()
+        for kind, tensor in read_state(optimizer, name, weight).items():
+            if kind == "step":
+                named[STEPS] = tensor.cpu()
+            else:
+                named[f"optimizer.{kind}.{name}"] = _store(weight.place(tensor), model)
     return named
 
 
-def set_steps(model: Transformer, optimizer: torch.optim.Optimizer, steps: Tensor) -> None:
-    """Set the step count of every weight."""
-    for _, weight in _list_trained(model):
-        _state_of(weight.tensor, optimizer)["step"].copy_(steps)
+def take_moments(model: Transformer, optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> None:
+    """Take over what was read into the result of `collect_moments`; every weight gets the one step count."""
+    for name, weight in _list_trained(model):
+        state = read_state(optimizer, name, weight)
+        if "step" in state:
+            state["step"].copy_(named[STEPS])
+        stored = {kind: named[f"optimizer.{kind}.{name}"] for kind in state if kind != "step"}
+        moments = {kind: each.local if isinstance(each, StoredWeight) else each for kind, each in stored.items()}
+        write_state(optimizer, name, weight, moments)
 
 
 def _list_trained(model: Transformer) -> list[tuple[str, PlacedWeight]]:
@@ -94,18 +104,8 @@ def _list_trained(model: Transformer) -> list[tuple[str, PlacedWeight]]:
 
 def _store(weight: PlacedWeight, model: Transformer) -> Tensor:
     """A process without others has whole tensors."""
-    return (
-        weight.tensor
-        if model.layout.losses is None
-        else StoredWeight(weight.shape, weight.tensor.dtype, weight.list_pieces())
-    )
-
-
-def _state_of(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of AdamW for one weight, created as its first step does (torch/optim/adamw.py, `_init_group`)."""
-    state = optimizer.state[weight]
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-        for moment in MOMENTS:
-            state[moment] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-    return state
+    if model.layout.losses is None:
+        return weight.tensor
+    stored = StoredWeight(weight.shape, weight.local.dtype, weight.list_pieces())
+    stored.local = weight.local
+    return stored

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
 from primus.frameworks.native.engine.loss import count_targets
+from primus.frameworks.native.engine.loss_scale import LossScale
 from primus.frameworks.native.engine.memory import keep_freed_memory
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.moe import Router, list_balanced_routers, update_balance_biases
@@ -22,7 +23,7 @@ from primus.frameworks.native.engine.placement import PlacedWeight
 from primus.frameworks.native.engine.spikes import LossWindow
 from primus.session.timing.compute_timer import ComputeTimer
 
-NONFINITE, SPIKE = 1.0, 2.0
+NONFINITE, SPIKE, OVERFLOW = 1.0, 2.0, 3.0
 """Why a step was skipped."""
 
 
@@ -44,6 +45,8 @@ class Trainable:
     """Measures the passes."""
     balanced_routers: Sequence[Router] = ()
     """Routers whose biases change after each step."""
+    loss_scale: LossScale | None = None
+    """Factor of the loss in the passes, for gradients in float16."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class StepResult:
     """Outcome of a step, still on the device: reading a property waits for the step to finish."""
 
     values: Tensor
-    """[loss, grad norm, NONFINITE or SPIKE if skipped else 0, tokens], float64."""
+    """[loss, grad norm, NONFINITE, SPIKE or OVERFLOW if skipped else 0, tokens], float64."""
 
     @property
     def loss(self) -> float:
@@ -106,7 +109,7 @@ def prepare_model(model: Transformer, *, device: torch.device | str, compile: bo
 
 def train_step(
     trainable: Trainable,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     micro_batches: Sequence[Batch],
     *,
     learning_rate: float,
@@ -124,7 +127,9 @@ def train_step(
     num_tokens = _sum_over(layout.data.group, counts.sum())
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
-    scale = 1.0 / num_tokens.clamp_min(1).double()
+    loss_scale = trainable.loss_scale
+    scaled_by = torch.ones((), dtype=torch.float64, device=trainable.device) if loss_scale is None else loss_scale.value
+    scale = scaled_by / num_tokens.clamp_min(1).double()
     if trainable.pipeline is None:
         loss = _run_passes(trainable, micro_batches, scale)
     else:
@@ -132,13 +137,18 @@ def train_step(
             loss = trainable.pipeline.run_passes(micro_batches, scale)
     gradients = _finish_gradients(trainable.model)
     # Reduced before it is judged: every process then has the same bits, and decides the same.
-    loss = _sum_over(layout.losses, loss)
-    grad_norm = compute_gradient_norm(gradients, layout.pipeline)
+    loss = _sum_over(layout.losses, loss) / scaled_by
+    grad_norm = compute_gradient_norm(gradients, layout.pipeline) / scaled_by
     # A tensor rather than a branch: a branch on its value would wait for the device.
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
     if trainable.window is not None:
         skipped = torch.where(skipped == 0, SPIKE * trainable.window.add_loss(loss.float()), skipped)
-    _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
+    divisor = _compute_divisor(grad_norm, clip_grad) * scaled_by.float()
+    if loss_scale is not None:
+        overflows = loss.isfinite() & ~grad_norm.isfinite() & loss_scale.can_fall()
+        skipped = torch.where(overflows, OVERFLOW, skipped)
+        loss_scale.update(overflows, skipped != 0)
+    _apply_update(optimizer, learning_rate, divisor, skipped != 0)
     update_balance_biases(trainable.balanced_routers, skipped != 0, layout.stage)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
@@ -235,7 +245,7 @@ def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
     return (grad_norm / clip_grad).clamp_min(1.0).float()  # fused optimizers read a float32
 
 
-def _apply_update(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
+def _apply_update(optimizer: torch.optim.Optimizer, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
     """Step with gradients divided by `divisor`, unless `skipped`.
 
     The two attributes are how torch.amp.GradScaler talks to fused optimizers: scaling and skipping happen
