@@ -86,8 +86,8 @@ class NativeEngine(Engine):
     def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
         self._trainer, self._processes = session.trainer, processes
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
-        settings = read_own_settings(session.trainer, LayoutSettings)
-        self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, settings)
+        layout = read_own_settings(session.trainer, LayoutSettings)
+        self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, layout)
         trainable = self._build_trainable(session, dtype)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
