@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from primus.frameworks.native.engine import experts
 from primus.frameworks.native.training_settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from primus.frameworks.native.engine.model import TransformerLayer
 
 aten = torch.ops.aten
 ATTENTION = (
@@ -68,16 +65,15 @@ def build_activation_memory(settings: TrainingSettings, recomputes_all: bool) ->
     )
 
 
-def recompute_modules(layer: TransformerLayer, names: tuple[str, ...]) -> None:
-    """Compute modules of a layer again in the backward pass, by Megatron-LM's names of them."""
-    feed_forward = layer.feed_forward
-    is_mixture = hasattr(feed_forward, "experts")
-    found: dict[str, list[nn.Module | None]] = {
-        "layernorm": [layer.attention_norm, layer.feed_forward_norm],
-        "moe" if is_mixture else "mlp": [feed_forward],
-        "shared_experts": [getattr(feed_forward, "shared", None)],
+def recompute_modules(layer: nn.Module, names: tuple[str, ...]) -> None:
+    """Compute modules of a `TransformerLayer` again in the backward pass, by Megatron-LM's names of them."""
+    children = dict(layer.named_modules())
+    found = {
+        "layernorm": ["attention_norm", "feed_forward_norm"],
+        "moe" if "feed_forward.experts" in children else "mlp": ["feed_forward"],
+        "shared_experts": ["feed_forward.shared"],
     }
-    for module in (each for name in names for each in found.get(name, ()) if each is not None):
+    for module in (children[path] for name in names for path in found.get(name, ()) if path in children):
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
 
 
