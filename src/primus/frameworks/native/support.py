@@ -43,8 +43,8 @@ def check(experiment: Experiment) -> None:
     _check_rewinds(trainer)
     _check_layout(trainer)
     check_session(trainer, "native")
-    _check_training_settings(trainer)
     if trainer.backend_args:
+        _check_training_settings(trainer)
         read_own_settings(trainer, KernelSettings)
         _check_virtual_stages(trainer)
         _check_routers(trainer)
