@@ -10,6 +10,9 @@ from pathlib import Path
 
 _ADDED_FOLDER = re.compile(r"addsitedir\((['\"])(.*?)\1\)")
 """A line of a .pth file by which an environment shares the packages of another one."""
+_METADATA_FILES = ("METADATA", "PKG-INFO", "")
+"""Of a wheel, of a folder of setuptools, and the file itself that distutils wrote."""
+_METADATA_FIELD = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 _VERSION_FILES = ("version.py", "_version.py", "package_info.py", "__init__.py")
 _VERSION = re.compile(r"^__version__(?:: *str)? *= *['\"](\d[^'\"]*)['\"]", re.MULTILINE)
 _VERSION_PARTS = re.compile(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", re.MULTILINE)
@@ -96,9 +99,12 @@ def list_package_versions(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _iterate_packages(folders: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every launch lists them: `metadata` would read the fields and the long description anew for each field."""
     for each in distributions(path=list(folders)):
-        if each.metadata["Name"]:
-            yield each.metadata["Name"].lower(), each.version
+        text = next(filter(None, map(each.read_text, _METADATA_FILES)), "")
+        fields = dict(_METADATA_FIELD.findall(text.partition("\n\n")[0]))
+        if fields.keys() == {"Name", "Version"}:
+            yield fields["Name"].lower(), fields["Version"]
 
 
 def _read(path: Path) -> str:

@@ -89,5 +89,5 @@ def test_only_packages_of_other_versions_are_listed_and_none_that_is_not_public(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     installed = {"pyyaml": "1.0", "torch": "2.13.0+rocm7.2", "acme-internal-tools": "3", "typing_extensions": "1.0"}
-    monkeypatch.setattr(report, "list_packages", lambda: installed)
+    monkeypatch.setattr(report, "list_package_versions", lambda folders: installed)
     assert report.build_report(MachineFacts(), {}).packages == {"pyyaml": "1.0", "typing_extensions": "1.0"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from primus.machine.facts import MachineFacts
 from primus.redaction import MASK, are_comparable, fingerprint_key, is_fingerprint
 from primus.runs import events, patch_records, source_record
 from primus.runs.files import read_json
-from primus.runs.snapshot import SystemInfo, collect_system_info, list_packages
+from primus.runs.snapshot import SystemInfo, collect_system_info
 from primus.runs.store import Run
+from primus.site_folders import list_package_versions
 
 NUMERIC_PACKAGES = ("torch", "numpy", "tokenizers", "primus")
 """Packages whose version may change a loss."""
@@ -253,7 +255,7 @@ def _compare_packages(
     run: Run, packages: Mapping[str, str] | None, engine_packages: Collection[str]
 ) -> list[Difference]:
     then = dict(line.split("==", 1) for line in _read_lines(run, "packages.txt") if "==" in line)
-    now = list_packages() if packages is None else packages
+    now = list_package_versions(sys.path) if packages is None else packages
     numeric = {*NUMERIC_PACKAGES, *engine_packages}
     names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     return [

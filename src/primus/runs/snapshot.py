@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
-from importlib.metadata import distributions
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from primus.errors import PrimusError
 from primus.machine.facts import MachineFacts, Software
 from primus.machine.probe import probe
 from primus.runs.files import read_json, write_json, write_text
+from primus.site_folders import list_package_versions
 
 
 class SystemInfo(Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ def write_environment(
     system = collect_system_info(facts)
     write_json(folder / "system_info.json", system)
     write_text(folder / "gpu_model.txt", "\n".join(system.devices or ["none"]) + "\n")
-    found = list_packages() if packages is None else packages
+    found = list_package_versions(sys.path) if packages is None else packages
     write_text(folder / "packages.txt", "".join(f"{name}=={version}\n" for name, version in found.items()))
     if system.facts:
         _write_toolkit_versions(folder, system.facts.software)
@@ -83,12 +84,6 @@ def collect_system_info(facts: MachineFacts | None = None) -> SystemInfo:
         devices=[device.model or device.name or "unknown" for device in facts.devices],
         facts=facts,
     )
-
-
-def list_packages() -> dict[str, str]:
-    """Version of each installed package, by name in lower case."""
-    found = {dist.metadata["Name"].lower(): dist.version for dist in distributions() if dist.metadata["Name"]}
-    return dict(sorted(found.items()))
 
 
 def _write_toolkit_versions(folder: Path, software: Software) -> None:

@@ -114,7 +114,7 @@ def read_sources() -> tuple[SourceRecord, str]:
 
 def hash_package(package: Path) -> str:
     """Hash of the names and contents of the Python files below a folder."""
-    digest = hashlib.sha256()
+    digest, start = hashlib.sha256(), len(str(package)) + 1
     for folder, folders, files in os.walk(package):
         # Examples are a link in a checkout, and a folder elsewhere.
         folders[:] = sorted(name for name in folders if name not in ("__pycache__", "examples"))
@@ -122,7 +122,7 @@ def hash_package(package: Path) -> str:
             path = os.path.join(folder, name)
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
-            digest.update(f"{os.path.relpath(path, package)}\0{len(data)}\0".encode() + data)
+            digest.update(f"{path[start:]}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
 
 

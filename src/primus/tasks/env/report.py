@@ -18,8 +18,7 @@ from primus.engines.installation import list_installations
 from primus.engines.requirement import list_engines
 from primus.machine.facts import MachineFacts, RdmaDevice
 from primus.redaction import is_harmless_variable, redact
-from primus.runs.snapshot import list_packages
-from primus.site_folders import find_version
+from primus.site_folders import find_version, list_package_versions
 from primus.task import TaskContext
 
 TOOLS = (
@@ -157,7 +156,7 @@ def _list_other_packages() -> dict[str, str]:
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, flags=re.MULTILINE):
         pins.setdefault(_normalize(name), set()).add(version)
     found = {}
-    for name, version in list_packages().items():
+    for name, version in list_package_versions(sys.path).items():
         pinned = pins.get(_normalize(name), set())
         if pinned and version.partition("+")[0] not in pinned:
             found[name] = version
