@@ -125,21 +125,30 @@ def test_diff_measures_the_largest_difference(hub: Path, tmp_path: Path, capsys:
     assert found["max_difference"] == pytest.approx(2, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "target", [["huggingface"], ["native"], ["megatron"], ["torchtitan"], ["megatron", "--format", "torch"]]
-)
-def test_a_full_disk_leaves_nothing_and_one_message(hub: Path, tmp_path: Path, target: list[str]) -> None:
-    program = (
-        "import resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))\n"
-        "from primus.cli.main import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    command = ["direct", "--", "checkpoint", "convert", str(hub), str(tmp_path / "out"), "--to", *target]
-    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1, done.stderr
-    assert "out: cannot be written" in done.stderr and "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub"]
+FULL_DISK = """
+import contextlib, io, json, os, resource, sys
+from primus.checkpoint.formats import dcp_output  # takes seconds
+from primus.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))
+for target in json.loads(sys.argv[3]):
+    if os.fork() == 0:
+        sys.stderr = io.StringIO()
+        code = main(["direct", "--", "checkpoint", "convert", sys.argv[1], sys.argv[2], "--to", *target])
+        print(json.dumps([code, sys.stderr.getvalue(), os.listdir(os.path.dirname(sys.argv[2]))]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+TARGETS = (["huggingface"], ["native"], ["megatron"], ["torchtitan"], ["megatron", "--format", "torch"])
+
+
+def test_a_full_disk_leaves_nothing_and_one_message(hub: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", FULL_DISK, str(hub), str(tmp_path / "out"), json.dumps(TARGETS)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+    for target, line in zip(TARGETS, done.stdout.splitlines(), strict=True):
+        code, said, left = json.loads(line)
+        assert code == 1, (target, said)
+        assert "out: cannot be written" in said and "Traceback" not in said, (target, said)
+        assert left == ["hub"], target
 
 
 KILLED = """

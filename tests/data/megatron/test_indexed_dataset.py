@@ -84,25 +84,29 @@ def test_a_vocabulary_below_65500_takes_two_bytes_a_token() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
-@pytest.mark.parametrize("vocab_size", [1000, 100_000])
-def test_megatron_core_reads_the_same_tokens(tmp_path: Path, vocab_size: int) -> None:
-    documents = [[token * 7 % vocab_size for token in range(length)] for length in (5, 1, 1000, 30)]
-    with IndexedWriter(tmp_path / "x", choose_smallest_dtype(vocab_size)) as writer:
-        for document in documents:
-            writer.add_document(np.array(document))
-        writer.commit()
+def test_megatron_core_reads_the_same_tokens(tmp_path: Path) -> None:
+    documents = {}
+    for vocab_size in (1000, 100_000):
+        texts = [[token * 7 % vocab_size for token in range(length)] for length in (5, 1, 1000, 30)]
+        with IndexedWriter(tmp_path / f"{vocab_size}", choose_smallest_dtype(vocab_size)) as writer:
+            for text in texts:
+                writer.add_document(np.array(text))
+            writer.commit()
+        documents[str(tmp_path / f"{vocab_size}")] = texts
     program = (
         "import json, sys\n"
         "from megatron.core.datasets.indexed_dataset import IndexedDataset\n"
-        "data = IndexedDataset(sys.argv[1])\n"
-        "read = [data[index].tolist() for index in range(len(data))]\n"
-        "print(json.dumps([read, data.document_indices.tolist(), data.get(2, 10, 5).tolist()]))\n"
+        "for prefix in sys.argv[1:]:\n"
+        "    data = IndexedDataset(prefix)\n"
+        "    read = [data[index].tolist() for index in range(len(data))]\n"
+        "    print(json.dumps([read, data.document_indices.tolist(), data.get(2, 10, 5).tolist()]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program, *documents], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [documents, [0, 1, 2, 3, 4], documents[2][10:15]]
+    for line, texts in zip(done.stdout.splitlines()[-2:], documents.values(), strict=True):
+        assert json.loads(line) == [texts, [0, 1, 2, 3, 4], texts[2][10:15]]
 
 
 def damage_header(prefix: Path, position: int, value: bytes) -> None:

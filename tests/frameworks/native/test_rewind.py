@@ -150,14 +150,11 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(rewind, "_rename_checkpoint"), (rewind, "set_aside_undone"), (recovery, "_rewind_to_start")]
-)
 def test_a_run_that_is_killed_while_it_rewinds_does_not_reach_the_spike_again(
-    make_run: MakeRun, train: Train, tmp_path: Path, module: Any, name: str
+    make_run: MakeRun, train: Train, tmp_path: Path
 ) -> None:
     settings = spiky.settings(tmp_path, save_interval=1, nonfinite_policy="rewind", max_nonfinite_steps=3)
-    killed, undisturbed = make_run("killed", **settings), make_run("undisturbed", **settings)
+    undisturbed = make_run("undisturbed", **settings)
 
     def end(*args: object) -> None:
         raise Killed
@@ -165,17 +162,20 @@ def test_a_run_that_is_killed_while_it_rewinds_does_not_reach_the_spike_again(
     with pytest.MonkeyPatch.context() as patch:
         poison(patch)
         train(undisturbed)
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(module, name, end)
-            with pytest.raises(Killed):
-                train(killed)
-        bad = spiky.BAD_STEP
-        train(killed, number=1)
-    assert kinds(killed, "checkpoint_loaded")[-1]["step"] == bad - 1
-    assert losses(killed) == losses(undisturbed)
-    assert len(read_rewinds(killed)) == 1
-    aside = sorted(path.name for path in killed.checkpoints.glob("*.set_aside_*"))
-    assert aside == [f"step_{step:08d}.set_aside_1" for step in (bad, bad + 1)], "saved in the bad region"
+        moments = [(rewind, "_rename_checkpoint"), (rewind, "set_aside_undone"), (recovery, "_rewind_to_start")]
+        for module, name in moments:
+            killed = make_run(f"killed-in{name}", **settings)
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(module, name, end)
+                with pytest.raises(Killed):
+                    train(killed)
+            train(killed, number=1)
+            bad = spiky.BAD_STEP
+            assert kinds(killed, "checkpoint_loaded")[-1]["step"] == bad - 1, name
+            assert losses(killed) == losses(undisturbed), name
+            assert len(read_rewinds(killed)) == 1, name
+            aside = sorted(path.name for path in killed.checkpoints.glob("*.set_aside_*"))
+            assert aside == [f"step_{step:08d}.set_aside_1" for step in (bad, bad + 1)], name  # of the bad region
 
 
 @pytest.mark.slow
