@@ -19,6 +19,7 @@ from msgspec import structs
 
 from fakes import cli, tools
 from machines import tree
+from primus.config.source import read_package_yaml
 from primus.machine import profile as profiles
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import (
@@ -844,3 +845,39 @@ def test_a_program_that_the_user_allows_is_known_by_the_name_that_the_kernel_has
     for name, status in (("our-gpu-monitor", "ok"), ("our-gpu-monito", "fail")):
         findings = vitals(processes=(Process(pid=7, name=name),))(allowed)
         assert find_worst_status(each for each in findings if each.check == "gpu.processes") == status
+
+
+STACKS = [
+    ({"nvidia-nccl-cu12": "2.29.2"}, None, {}, None, "nvidia-nccl-cu12 2.29.2"),
+    ({"nvidia-nccl-cu12": "2.29.3"}, None, {}, None, ""),
+    ({"torch": "2.14.0"}, "10.0.1", {}, "gfx950", "torch 2.14.0"),
+    ({"torch": "2.14.0"}, "10.0.1", {}, "gfx942", ""),
+    ({"torch": "2.14.0"}, "9.2.0", {}, "gfx950", ""),
+    ({"torch": "2.6.0+rocm6.2.4"}, "6.2.4", {}, "gfx942", "torch 2.6.0+rocm6.2.4"),
+    ({"torch": "2.6.0"}, None, {}, None, ""),
+    ({"torch": "2.9.0"}, "7.0", {"PYTORCH_TUNABLEOP_ENABLED": "1"}, "gfx942", "torch 2.9.0"),
+    ({"torch": "2.9.0"}, "7.0", {"PYTORCH_TUNABLEOP_ENABLED": "0"}, "gfx942", ""),
+    ({"torch": "2.9.0"}, "7.0", {"PYTORCH_TUNABLEOP_ENABLED": "1", "HIPBLASLT_WORKSPACE_SIZE": "9"}, "gfx942", ""),
+    ({"primus-turbo": "0.1.1"}, None, {}, None, "primus-turbo 0.1.1"),
+]
+
+
+@pytest.mark.parametrize(("installed", "hip", "environ", "architecture", "expected"), STACKS)
+def test_a_version_that_is_known_to_be_slow_or_wrong_is_named(
+    installed: dict[str, str],
+    hip: str | None,
+    environ: dict[str, str],
+    architecture: str | None,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    version = tmp_path / "torch" / "version.py"
+    version.parent.mkdir()
+    version.write_text(f"__version__ = {installed.get('torch', '2.9.0')!r}\nhip = {hip!r}\ncuda = None\n")
+    devices = (Device(index=0, vendor="amd", architecture=architecture),) if architecture else ()
+    where = node(MachineFacts(devices=devices), environ=environ)
+    known = read_package_yaml(software.KNOWN_STACKS, list[software.KnownStack])
+    [finding] = software.judge_stacks(where, known, installed, software.find_torch([str(tmp_path)]))
+    assert finding.status == ("warn" if expected else "info")
+    assert (finding.measured if expected else "") == expected
+    assert not expected or "#" in finding.reason

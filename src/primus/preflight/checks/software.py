@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from msgspec import Struct
+
 from primus import interpreter
 from primus.bootstrap import torch_builds
+from primus.config.source import read_package_yaml
 from primus.machine import profile
 from primus.preflight.findings.finding import CheckFinding
 from primus.preflight.findings.node import PreflightNode, format_names
@@ -22,6 +26,7 @@ TOOL_LIMIT_S = 5.0
 COMPAT = "usr/local/cuda*/compat*/**/libcuda.so.*"
 """Libraries that let data center devices run a newer CUDA version than their driver's (CUDA compatibility guide,
 forward compatibility); NGC images contain them."""
+KNOWN_STACKS = Path(__file__).parent / "known_stacks.yaml"
 PACKAGES = (
     "torch",
     "transformers",
@@ -33,6 +38,58 @@ PACKAGES = (
     "numpy",
 )
 """Packages whose differences between nodes are reported."""
+
+
+class KnownStack(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of known_stacks.yaml: what all of its conditions describe is slow or wrong."""
+
+    package: str
+    """Name, or its beginning for packages of several builds (``nvidia-nccl-cu12``)."""
+    since: str = "0"
+    before: str = ""
+    """First version that is right; empty if none is known."""
+    build: str = ""
+    """``ROCm`` or ``CUDA``, of PyTorch."""
+    build_since: str = "0"
+    architectures: list[str] = []
+    """Of GPUs; any if there are none."""
+    variables: list[str] = []
+    """That must be set, to another value than 0."""
+    unset: str = ""
+    """A variable that must not be set."""
+    effect: str
+    advice: str
+    source: str
+    """Public thread."""
+    date: datetime.date
+
+    def describes(self, installed: Mapping[str, str], torch: TorchInstallation | None, node: PreflightNode) -> str:
+        """The package and version that it is about; empty if the node has none."""
+        for name, version in installed.items():
+            is_named = name == self.package or name.startswith(f"{self.package}-cu")
+            is_old = not self.before or _compare_versions(version, self.before) < 0
+            if is_named and is_old and _compare_versions(version, self.since) >= 0 and self._fits(torch, node):
+                return f"{name} {version}"
+        return ""
+
+    def _fits(self, torch: TorchInstallation | None, node: PreflightNode) -> bool:
+        """Whether the build, the devices and the variables are those."""
+        number = (torch.hip if self.build == "ROCm" else torch.cuda) if torch and self.build else "0"
+        found = {device.architecture for device in node.facts.devices}
+        return (
+            number is not None
+            and (torch is not None or not self.build)
+            and _compare_versions(number, self.build_since) >= 0
+            and (not self.architectures or bool(found & set(self.architectures)))
+            and all(node.environ.get(name, "0") != "0" for name in self.variables)
+            and not (self.unset and self.unset in node.environ)
+        )
+
+
+def _compare_versions(one: str, other: str) -> int:
+    """Less than, equal to or greater than 0, by the numbers before a local part (``+rocm6.2``)."""
+    first, second = ([int(part) for part in re.findall(r"\d+", each.partition("+")[0])] for each in (one, other))
+    return (first > second) - (first < second)
 
 
 class TorchInstallation:
@@ -154,6 +211,24 @@ def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
         yield node.judge("software.net_plugin/nic", loads is not None, loads or "", **words)
 
 
+def check_known_stacks(node: PreflightNode) -> Iterator[CheckFinding]:
+    """No installed version is known to be slow or wrong."""
+    known = read_package_yaml(KNOWN_STACKS, list[KnownStack])
+    yield from judge_stacks(node, known, list_installed_packages(), find_torch(sys.path))
+
+
+def judge_stacks(
+    node: PreflightNode, known: Sequence[KnownStack], installed: Mapping[str, str], torch: TorchInstallation | None
+) -> Iterator[CheckFinding]:
+    """A finding for each known stack that the node has, or one that it has none."""
+    found = [(stack, text) for stack in known if (text := stack.describes(installed, torch, node))]
+    for stack, text in found:
+        words = {"effect": stack.effect, "advice": stack.advice, "source": stack.source, "date": stack.date}
+        yield node.judge("software.known_stacks", False, text, About(stack.package), **words)
+    if not found:
+        yield report_info("software.known_stacks", f"none of {len(known)} known to be slow or wrong")
+
+
 def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
     """Required programs are installed and run."""
     for name in node.expected.tools:
@@ -183,4 +258,4 @@ def list_installed_packages() -> dict[str, str]:
     return found
 
 
-CHECKS = (check_versions, check_torch, check_libraries, check_tools, check_packages)
+CHECKS = (check_versions, check_torch, check_known_stacks, check_libraries, check_tools, check_packages)
