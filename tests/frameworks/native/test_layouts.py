@@ -457,3 +457,14 @@ def test_an_impossible_layout_is_refused_with_the_valid_choices(
     with pytest.raises(UsageError, match=problem) as error:
         check(make_run(**changes))
     assert hint in error.value.hint
+
+
+def _refuse_instances(rank: int, folder: Path) -> None:
+    settings = LayoutSettings(num_distributed_optimizer_instances=3)
+    with pytest.raises(UsageError, match="3 does not divide 2 processes with one weight") as error:
+        build_layout(ParallelConfig(), torch.device("cpu"), dist.get_world_size(), settings)
+    assert error.value.hint == "use a divisor of 2"
+
+
+def test_copies_that_do_not_divide_the_processes_are_refused(tmp_path: Path) -> None:
+    in_processes(2, _refuse_instances, tmp_path)

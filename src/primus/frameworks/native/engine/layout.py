@@ -28,7 +28,7 @@ class Axis:
 @dataclass(frozen=True)
 class Layout:
     """The axes of a process. The fastest to change with the rank is `tensor`, then `context`, `data`, `pipeline`, as in
-    Megatron-LM; `expert` divides the processes of a pipeline stage anew."""
+    Megatron-LM; `expert` is another division of the processes of a pipeline stage."""
 
     data: Axis = Axis()
     """Processes with different sequences."""
@@ -81,10 +81,7 @@ def build_layout(
 
     def build_sums(order: torch.Tensor, count: int, **others: int) -> DeviceMesh:
         """The processes whose gradients of a weight add up, which share it or have copies."""
-        copies = instances if is_sharded else count
-        if count % copies:
-            problem = f"num_distributed_optimizer_instances: {copies} does not divide {count} processes with one weight"
-            raise UsageError(problem, f"use a divisor of {count}")
+        copies = _choose_copies(count, instances) if is_sharded else count
         mesh = build_mesh(order, **others, replicate=copies, shard=count // copies)
         return mesh["shard"] if is_sharded and copies == 1 else mesh["replicate", "shard"]
 
@@ -114,6 +111,14 @@ def build_layout(
         if expert * tensor > 1
         else None,
     )
+
+
+def _choose_copies(count: int, instances: int) -> int:
+    """How many copies of a sharded weight `count` processes have."""
+    if count % instances:
+        problem = f"num_distributed_optimizer_instances: {instances} does not divide {count} processes with one weight"
+        raise UsageError(problem, f"use a divisor of {count}")
+    return instances
 
 
 def _find_axis(mesh: DeviceMesh) -> Axis:
