@@ -121,7 +121,7 @@ def draw_legend(size: ChartSize, names: Sequence[str], draw_sample: Callable[[in
     parts, x, y = list[Html](), left, LEGEND_ROW / 2
     for index, name in enumerate(names):
         text = shorten(name, letters)
-        width = 48 + LETTER_WIDTH * len(text)
+        width = 64 + LETTER_WIDTH * len(text)  # some fonts are wider
         if x + width > size.width and x > left:
             x, y = left, y + LEGEND_ROW
         parts += [draw_sample(index, x, y), draw_text(x + 32, y + 4, text, "")]
