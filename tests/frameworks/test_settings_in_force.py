@@ -110,7 +110,7 @@ FAULTS = {
     "native computes in float32": Fault(
         "native", {"bf16": True}, "from msgspec.structs import replace\n"
         "from primus.frameworks.native.engine.model import Transformer\nplain = Transformer.configure\n"
-        "Transformer.configure = lambda model, training: plain(model, replace(training, bf16=False))",
+        "Transformer.configure = lambda model, training, more: plain(model, replace(training, bf16=False), more)",
         "bf16: asked true, in force false",
     ),
     "torchtitan recomputes nothing": Fault(

@@ -18,7 +18,7 @@ from primus.runs.store import Run
     "settings",
     [
         {"optimizer": "muon", "recompute_granularity": "selective", "recompute_num_layers": 1},
-        {"optimizer": "sgd", "cpu_offloading": True},
+        {"optimizer": "sgd", "cpu_offloading": True, "recompute_activations": True, "recompute_num_layers": 1},
         {"optimizer": "adamw_8bit", "recompute_granularity": "full"},
         {"main_params_dtype": "bf16", "bf16": True, "recompute_granularity": "selective"},
         {"optimizer_cpu_offload": True, "recompute_granularity": "selective", "recompute_modules": ["mlp"]},

@@ -28,6 +28,10 @@ def read_settings(
 ) -> list[LiveSetting]:
     """The settings that model and optimizer have after the step that `watch` saw, with `reasons` by key."""
     found = {each.key: each for each in read_torch_settings(trainable.model, [optimizer], watch)}
+    activations = trainable.model.activations
+    if activations is not None and activations.num_layers is not None:
+        # What the step shows names their number, which is a setting of its own here.
+        found.pop("recompute_activations", None)
     for key, value in _read_own_objects(trainable, optimizer):
         # What the step has shown outranks the flag that asked for it.
         found.setdefault(key, LiveSetting(key=key, value=value))
@@ -39,7 +43,7 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
     layout = model.layout
     yield "compile", is_model_compiled(model, trainable.loss)
     activations = model.activations or ActivationMemory()
-    yield "recompute_activations", activations.granularity == "full" and activations.num_layers is None
+    yield "recompute_activations", activations.granularity == "full"
     yield "recompute_granularity", activations.granularity
     yield "cpu_offloading", activations.is_offloaded
     yield "optimizer", name_optimizer(optimizer)
