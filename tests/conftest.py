@@ -32,10 +32,13 @@ USER_VARIABLES = (
     "LOCAL_RANK",
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
+    "COLUMNS",
+    "LINES",
     "HF_TOKEN",
     "WANDB_API_KEY",
 )
-"""Variables that a developer's shell may have and that change what a command does."""
+"""Variables that a developer's shell, or readline in a process that starts others, may have set and that change what a
+command does."""
 
 USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_")
 

@@ -269,7 +269,7 @@ def train_native(
     if load is not None:
         tensors = state.collect_weights(model) | state.collect_moments(model, optimizer)
         dcp.load(tensors, checkpoint_id=str(load), no_dist=True)
-        state.set_steps(model, optimizer, tensors[state.STEPS])
+        state.take_moments(model, optimizer, tensors)
     tokens, rates, losses = runs.draw_tokens(trainer), runs.compute_rates(trainer), []
     for step in range(first - 1, last):
         micro = torch.from_numpy(tokens[step]).split(runs.MICRO_BATCH)
