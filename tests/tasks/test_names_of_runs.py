@@ -33,7 +33,9 @@ COMMANDS = {
     "runs diff": ("RUN RUN",),
     "runs export": ("RUN --output x.tar.gz",),
     "runs gate": ("RUN --baseline RUN",),
+    "runs plot": ("RUN --html x.html",),
     "runs show": ("RUN",),
+    "runs watch": ("RUN",),
     "train pretrain": ("--run RUN", "--replay RUN"),
     "train posttrain": ("--run RUN", "--replay RUN"),
 }
