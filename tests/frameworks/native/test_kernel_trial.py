@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -61,10 +62,28 @@ def test_rows_that_a_kernel_leaves_unwritten_are_found(monkeypatch: pytest.Monke
     assert not verdicts["attention"].problem
 
 
-def test_memory_that_a_kernel_does_not_write_holds_nan() -> None:
-    """A large output, whose memory is the block that was freed last."""
-    kernel = TriedKernel("nothing", lambda x: x + torch.empty_like(x).detach(), lambda x: x, (torch.ones(256, 256),))
-    assert "unwritten" in judge(kernel).problem
+def test_memory_of_every_output_holds_nan_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which block a CPU's allocator gives next is not certain, so the tensors are looked at instead."""
+    made: list[Tensor] = []
+    fill = torch.full
+
+    def record(*args: Any, **options: Any) -> Tensor:
+        made.append(fill(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "full", record)
+    assert not judge(TriedKernel("product", torch.mm, torch.mm, (torch.ones(4, 3), torch.ones(3, 2)))).problem
+    assert [tuple(each.shape) for each in made] == [(4, 2), (4, 3), (3, 2)] * 2
+    assert all(each.isnan().all() and each.dtype == torch.float32 for each in made)
+
+
+def test_experts_are_tried_with_all_rows_at_a_late_one_and_with_some_that_have_none() -> None:
+    kernels = list(list_kernels(build_model(SPEC, CPU, 1), CPU, 2, 64))
+    counts = {each.name: each.inputs[2].tolist() for each in kernels if each.name.startswith("experts")}
+    assert counts["experts (even)"] == [32] * 8
+    assert counts["experts (all at one)"] == [0, 0, 0, 0, 256, 0, 0, 0]
+    zipf = counts["experts (Zipf)"]
+    assert sum(zipf) == 256 and zipf.count(0) == 3 and zipf[0] > 2 * zipf[2] > 0
 
 
 @pytest.mark.parametrize(
