@@ -134,21 +134,26 @@ def parse_files(files: Sequence[Path]) -> tuple[Signature, ...]:
     known: dict[str, dict[str, Any]] = {}
     codes: dict[int, str] = {}
     for file in files:
-        for name, fields in _SignatureFile(file).read_signatures(known):
-            for code in fields.get("exit_codes", ()):
+        for name in _SignatureFile(file, known).read_signatures():
+            for code in known[name].get("exit_codes", ()):
                 if codes.setdefault(code, name) != name:
                     raise UsageError(f"{file}: {name}: exit code {code} already belongs to {codes[code]}")
-            known[name] = fields
     return tuple(Signature(name=name, **fields) for name, fields in known.items())
 
 
 class _SignatureFile:
-    """Reads one file; nodes of the YAML parser know their lines."""
+    """Reads one file; nodes of the YAML parser know their lines.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: A YAML file.
+        known: Fields of signatures by name, those of earlier files; the file's own are added.
+    """
+
+    def __init__(self, file: Path, known: dict[str, dict[str, Any]]) -> None:
         import yaml  # the launcher needs it only if the cache is stale
 
         self.file = file
+        self.known = known
         self.loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(self._read_text())
         self.alternatives: dict[str, str] = {}
         try:
@@ -163,38 +168,29 @@ class _SignatureFile:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.file}: cannot be read: {error}") from None
 
-    def read_signatures(self, known: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Names and fields of the file's signatures, given those of earlier files."""
+    def read_signatures(self) -> Iterator[str]:
+        """Add the file's signatures to those that are known, and give their names."""
         top = self._read_keys(self.root, FILE_KEYS)
         self.alternatives = dict(self._read_alternatives(top.get("alternatives")))
         defaults = self._read_fields(top.get("defaults"), FIELDS)[0]
-        found = dict(known)
         for name, node in self._read_keys(top.get("signatures"), None).items():
             if not _NAME.fullmatch(name):
                 raise self._build_error(
                     node, f"signature '{name}': invalid name", "use lower-case words joined by hyphens"
                 )
-            fields, parent = self._read_fields(node, (*FIELDS, "extends"))
-            found[name] = self._inherit(node, name, fields, parent, defaults, found)
-            yield name, found[name]
+            self.known[name] = self._read_signature(node, name, defaults)
+            yield name
 
-    def _inherit(
-        self,
-        node: Any,
-        name: str,
-        fields: dict[str, Any],
-        parent: str,
-        defaults: dict[str, Any],
-        found: dict[str, dict[str, Any]],
-    ) -> dict[str, Any]:
+    def _read_signature(self, node: Any, name: str, defaults: dict[str, Any]) -> dict[str, Any]:
         """The fields with those of the parent, else the file's defaults."""
-        if name in found and parent != name:
+        fields, parent = self._read_fields(node, (*FIELDS, "extends"))
+        if name in self.known and parent != name:
             raise self._build_error(node, f"signature '{name}' exists", f"add `extends: {name}` to add patterns to it")
-        if parent and parent not in found:
+        if parent and parent not in self.known:
             raise self._build_error(
-                node, f"{name}: extends '{parent}', which does not exist", did_you_mean(parent, found)
+                node, f"{name}: extends '{parent}', which does not exist", did_you_mean(parent, self.known)
             )
-        base = found[parent] if parent else defaults
+        base = self.known[parent] if parent else defaults
         if parent == name:
             added = {key: (*base.get(key, ()), *fields.get(key, ())) for key in ("patterns", "exit_codes")}
             return base | fields | {key: value for key, value in added.items() if value}

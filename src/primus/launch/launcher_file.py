@@ -25,6 +25,7 @@ from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment, Runtime
 
 if TYPE_CHECKING:
     from primus.config import flags
+    from primus.config.source import Leaf, Tree
 
 SITE_FILE = "/etc/primus/launcher.yaml"
 NAME = "primus/launcher.yaml"
@@ -114,16 +115,16 @@ def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mappin
     )
 
 
-def _merge_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _merge_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> dict[str, dict[str, Leaf]]:
     """Leaves by section and option; a key of the later file replaces that of the earlier."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Leaf]] = {}
     for path, shown in _list_files(choice, environ):
         from primus.config import source  # loads a YAML reader, which is needed only if there is a file
 
-        content: dict[str, Any] = source.read_yaml(path, environ, shown, may_be_empty=True)
+        content: Tree = source.read_yaml(path, environ, shown, may_be_empty=True)
         for name, tree in content.items():
-            section = _find_section(name, tree, shown)
-            sections.setdefault(section, {}).update(_flatten_section(section, tree, source.Leaf))
+            section, options = _find_section(name, tree, shown)
+            sections.setdefault(section, {}).update(_flatten_section(section, options, source.Leaf))
     return sections
 
 
@@ -152,14 +153,15 @@ def _is_file(path: Path, shown: str, *, is_named: bool) -> bool:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config skips the launcher files") from None
 
 
-def _find_section(name: str, tree: Any, shown: str) -> str:
+def _find_section(name: str, tree: Leaf | Tree, shown: str) -> tuple[str, Tree]:
+    """Name of a section, and its options."""
     known = ["main", *registry.list_plug_ins("runtimes")]
     section = SHORT.get(name, name.replace("_", "-"))
     if section not in known:
         raise UsageError(f"{_find_origin(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
     if not isinstance(tree, dict):
         raise UsageError(f"{tree.origin}: section '{name}' must be a mapping of options", "write KEY: VALUE below it")
-    return section
+    return section, tree
 
 
 def _find_origin(tree: Any) -> str:
@@ -171,9 +173,9 @@ def _find_origin(tree: Any) -> str:
     return str(tree.origin)
 
 
-def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
+def _flatten_section(section: str, tree: Mapping[str, Any], make_leaf: type[Leaf]) -> dict[str, Leaf]:
     """Leaves by option; a mapping `options` is merged into its section, and `env` may be a mapping."""
-    found: dict[str, Any] = {}
+    found: dict[str, Leaf] = {}
     for key, value in tree.items():
         name = key.replace("_", "-")
         name = OTHER_NAMES.get(section, {}).get(name, name)
@@ -184,9 +186,11 @@ def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[s
         if not isinstance(value, dict):
             found[name] = value
         elif key == "options":
-            found |= _flatten_section(section, value, leaf)
+            found |= _flatten_section(section, value, make_leaf)
         elif key == "env":
-            found[name] = leaf([f"{each}={_format_scalar(item)}" for each, item in value.items()], _find_origin(value))
+            found[name] = make_leaf(
+                [f"{each}={_format_scalar(item)}" for each, item in value.items()], _find_origin(value)
+            )
         else:
             raise UsageError(
                 f"{_find_origin(value)}: '{section}.{key}' must be a value, not a mapping", "write one value, or a list"
