@@ -5,11 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from primus.comparison.speed.efficiency import read_entries
 from primus.errors import UsageError
 
 FILE = Path(__file__).with_name("published_results.yaml")
+
+
+class PublishedLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a published run divides its model; what the devices leave is data parallel."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    """Stages of the pipeline in a process."""
+    context: int = 1
+    expert: int = 1
+    is_sharded: bool = False
+    """Whether the data-parallel processes shard weights and gradients too."""
+
+    def __str__(self) -> str:
+        sizes = [f"{name} {value}" for name, value in asdict(self).items() if value not in (1, False, True)]
+        return ", ".join(sizes + ["sharded"] * self.is_sharded)
 
 
 class PublishedResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +47,8 @@ class PublishedResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     devices: int | None = None
+    layout: PublishedLayout | None = None
+    """None where the source does not state it."""
     tflops_per_device: float | None = None
     minutes_to_train: float | None = None
     """Time until the target loss of MLPerf."""

@@ -240,7 +240,7 @@ def _list_seeds(report: ComparisonReport) -> ComparisonTable:
 def _list_published(report: ComparisonReport) -> ComparisonTable:
     rows = [
         [each.label, each.model, format_number(each.tokens_per_s_per_device), format_number(each.minutes_to_train),
-         each.settings_class, each.version, each.note, each.source]
+         each.settings_class, each.version, "; ".join(filter(None, (str(each.layout or ""), each.note))), each.source]
         for each in report.published
     ]  # fmt: skip
     header = ["published", "model", "tokens/s/device", "minutes to train", "class", "version", "note", "source"]
