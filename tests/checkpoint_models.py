@@ -53,7 +53,7 @@ SPARSE: dict[str, dict[str, Any]] = {
         "add_bias_linear": True,
     },
 }
-_NATIVE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_moe", "glm4_moe", "deepseek_v2 lite", "gpt_oss")
+_NATIVE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_moe", "glm4_moe", "deepseek_v2 lite", "deepseek_v3", "gpt_oss")
 NATIVE = {**DENSE, **{name: SPARSE[name] for name in _NATIVE_EXPERTS}}
 """Those that native trains."""
 

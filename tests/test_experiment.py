@@ -264,7 +264,7 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(small: Path, tmp_pat
 
 
 def test_native_refuses_what_it_does_not_build(small: Path) -> None:
-    assert "native does not support" in refused(small, "--model", "deepseek_v3").problem
+    assert "native does not support" in refused(small, "--model", "glm5").problem
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

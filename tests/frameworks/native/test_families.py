@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from checkpoint_models import LATENT, SPARSE, make_spec
 from engine_python import run_engine
@@ -55,6 +57,28 @@ for folder in json.load(open(FILE)):
     model.save_pretrained(folder + "-gradients")
 """
 
+PREDICTION_REFERENCE = """
+import torch, transformers
+from transformers.modeling_layers import MtpModel
+tokens = torch.load(FOLDER + "/tokens.pt")
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    FOLDER, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+model._keys_to_ignore_on_load_unexpected = ["model.layers.2.*", "model.layers.3.*"]  # of the class: layer 61
+further = MtpModel.from_pretrained(model)
+hidden = model.model(tokens[:, :-1]).last_hidden_state
+loss = torch.nn.functional.cross_entropy(model.lm_head(hidden).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+count = len(further.layers)
+for depth in range(1, count + 1):
+    shifted = torch.nn.functional.pad(tokens[:, depth:], (0, depth - 1))
+    hidden = further.forward_layer(depth - 1, hidden, torch.arange(hidden.shape[1])[None], None, input_ids=shifted)
+    targets = torch.nn.functional.pad(tokens[:, 1 + depth:], (0, depth), value=-100)
+    logits = model.lm_head(hidden).flatten(0, 1)
+    loss = loss + FACTOR / count * torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+loss.backward()
+torch.save({name: weight.grad for name, weight in [*model.named_parameters(), *further.named_parameters()]},
+           FOLDER + "/gradients.pt")
+"""
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -62,20 +86,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("families")
     found = {}
     for name, extra in FAMILIES.items():
-        spec = make_spec(**extra)
-        generator = torch.Generator().manual_seed(7)
-        hub = {
-            hub_name: torch.randn(shape, generator=generator) * 0.3 + (1.0 if "norm" in hub_name else 0.0)
-            for hub_name, shape in list_hub_shapes(spec).items()
-        }
-        opened = OpenedCheckpoint(TensorDict(hub), spec, None, FoundCheckpoint("native", base, None))
         found[name] = base / name.replace(" ", "_")
-        write_conversion(plan_conversion(opened, TargetSettings("huggingface")), found[name], lambda _: None)
-        tokens = torch.randint(0, spec.vocab_size, (2, 17), generator=generator)
-        torch.save(tokens, found[name] / "tokens.pt")
+        write_random_weights(extra, found[name])
     (base / "folders.json").write_text(json.dumps([str(folder) for folder in found.values()]))
     run_engine("huggingface", REFERENCE.replace("FILE", repr(str(base / "folders.json"))))
     return found
+
+
+def write_random_weights(extra: dict[str, Any], folder: Path) -> None:
+    """A model of Hugging Face, and tokens for it."""
+    spec = make_spec(**extra)
+    generator = torch.Generator().manual_seed(7)
+    hub = {
+        hub_name: torch.randn(shape, generator=generator) * 0.3 + (1.0 if "norm" in hub_name else 0.0)
+        for hub_name, shape in list_hub_shapes(spec).items()
+    }
+    opened = OpenedCheckpoint(TensorDict(hub), spec, None, FoundCheckpoint("native", folder, None))
+    write_conversion(plan_conversion(opened, TargetSettings("huggingface")), folder, lambda _: None)
+    torch.save(torch.randint(0, spec.vocab_size, (2, 17), generator=generator), folder / "tokens.pt")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -108,3 +136,38 @@ def test_a_checkpoint_of_native_holds_what_transformers_wrote(
     assert back.weights.list_tensors() == theirs.weights.list_tensors()
     for each in theirs.weights.list_tensors():
         assert torch.equal(back.weights.read(each), theirs.weights.read(each)), each
+
+
+def test_predictions_of_further_tokens_have_the_gradients_of_transformers(tmp_path: Path) -> None:
+    write_random_weights({**FAMILIES["deepseek_v3"], "first_k_dense_replace": 0, "mtp_num_layers": 2}, tmp_path / "v3")
+    names = [name for name in open_checkpoint(str(tmp_path / "v3")).weights.list_tensors() if "eh_proj" in name]
+    assert names == ["model.layers.2.eh_proj.weight", "model.layers.3.eh_proj.weight"], "published names"
+    code = PREDICTION_REFERENCE.replace("FOLDER", repr(str(tmp_path / "v3"))).replace("FACTOR", "0.3")
+    run_engine("huggingface", code)
+    opened = open_checkpoint(str(tmp_path / "v3"))
+    tokens = torch.load(tmp_path / "v3/tokens.pt")
+    model = build_loaded_model(opened.spec, opened.weights).requires_grad_(True)
+    model.prediction_loss_factor = 0.3
+    model(tokens[:, :-1], tokens[:, 1:].contiguous()).backward()
+    theirs = torch.load(tmp_path / "v3/gradients.pt")
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    ours = HubNames(TensorDict(gradients), opened.spec, "native", trained_only=True)
+    for name in list_trained_shapes(opened.spec):
+        one, other = ours.read(name), find_gradient(theirs, name, opened.spec.num_layers)
+        assert (one - other).abs().max() <= LARGEST * max(other.abs().max(), 1.0), name
+
+
+def find_gradient(gradients: dict[str, Tensor], name: str, num_layers: int) -> Tensor:
+    """That of a tensor of files among those of transformers' modules, which pack experts."""
+    module = re.sub(r"experts\.\d+\.(gate|up)_proj\.weight", "experts.gate_up_proj", name)
+    module = re.sub(r"experts\.\d+\.down_proj\.weight", "experts.down_proj", module)
+    layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
+    if layer and int(layer[1]) >= num_layers:
+        rest = layer[2].replace("shared_head.norm", "post_norm")
+        inner = "" if rest.startswith(("enorm", "hnorm", "eh_proj", "post_norm")) else "mtp_block."
+        module = f"layers.{int(layer[1]) - num_layers}.{inner}{rest}"
+    found, expert = gradients[module], re.search(r"experts\.(\d+)\.(\w+)_proj", name)
+    if not expert:
+        return found
+    rows = found[int(expert[1])]
+    return rows if expert[2] == "down" else rows.chunk(2)[expert[2] == "up"]

@@ -68,6 +68,7 @@ LATENT = structs.replace(
     add_qkv_bias=False,
     num_query_groups=None,
 )
+PREDICTING = structs.replace(LATENT, mtp_num_layers=2)
 SINKS = structs.replace(
     SPEC,
     num_experts=8,
@@ -228,6 +229,9 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         (2, [*TWO, {EXPERT: 2}, {EXPERT: 2, TENSOR: 2}, {EXPERT: 2, CONTEXT: 2}], MOE),
         (4, EXPERTS_OF_FOUR, MOE),
         (4, LATENT_OF_FOUR, {"spec": LATENT}),
+        (2, [*TWO, {EXPERT: 2}], {"spec": PREDICTING}),
+        (4, [{PIPELINE: 2, TENSOR: 2, SEQUENCE: True}, {PIPELINE: 2, EXPERT: 2}], {"spec": PREDICTING}),
+        (2, [{CONTEXT: 2}, {PIPELINE: 2}], {"spec": PREDICTING, "documents": True, "recompute": "full"}),
         (4, SINKS_OF_FOUR, {"spec": SINKS}),
         (4, [{CONTEXT: 2, TENSOR: 2}], {"spec": SINKS, "documents": True}),
         (4, [{CONTEXT: 2, TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2, PIPELINE: 2}], {"documents": True}),
@@ -239,6 +243,9 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         "experts of two",
         "experts of four",
         "latent attention",
+        "further tokens of two",
+        "further tokens of four",
+        "further tokens of documents",
         "sinks",
         "documents and sinks",
         "documents",

@@ -40,6 +40,8 @@ def check(experiment: Experiment) -> None:
     check_key_rules("native", read_key_rules(FOLDER), trainer)
     if trainer.model.add_bias_linear or trainer.model.activation_clamp:
         _check_dense_layers(trainer.model)
+    if trainer.model.mtp_num_layers:
+        _check_prediction(trainer.model)
     _check_rewinds(trainer)
     _check_layout(trainer)
     check_session(trainer, "native")
@@ -60,6 +62,7 @@ def check_model(spec: ModelSpec) -> None:
     check_key_rules("native", read_key_rules(FOLDER), Trainer(model=spec))
     model_checks.check(spec)
     _check_dense_layers(spec)
+    _check_prediction(spec)
 
 
 def _check_dense_layers(spec: ModelSpec) -> None:
@@ -69,6 +72,16 @@ def _check_dense_layers(spec: ModelSpec) -> None:
         if value and (num_dense_layers(spec) or spec.moe_shared_expert_intermediate_size):
             problem = f"{key}: {format_yaml_value(value)}: native does not support it outside of routed experts"
             raise UsageError(problem, "choose another framework")
+
+
+def _check_prediction(spec: ModelSpec) -> None:
+    """Refuse multi-token prediction in models whose published weights do not name its layers."""
+    if spec.mtp_num_layers and not (spec.multi_latent_attention and spec.moe_router_enable_expert_bias):
+        raise UsageError(
+            f"mtp_num_layers: {spec.mtp_num_layers}: native does not support multi-token prediction outside of"
+            " DeepSeek-V3's family",
+            "set mtp_num_layers: 0",
+        )
 
 
 def _check_rewinds(trainer: Trainer) -> None:
@@ -97,6 +110,11 @@ def _check_training_settings(trainer: Trainer) -> None:
     is_adam = optimizer in ("adam", "adamw", "adamw_8bit")
     by_module = bool(settings.recompute_modules)
     for problem, hint, is_wrong in (
+        (
+            "mtp_loss_scaling_factor: the model has no layers of multi-token prediction",
+            "set mtp_num_layers, or remove it",
+            "mtp_loss_scaling_factor" in trainer.backend_args and not trainer.model.mtp_num_layers,
+        ),
         ("fp16: true: bf16 is true as well", "set bf16: false", settings.fp16 and training.bf16),
         (
             "recompute_activations: true recomputes whole layers, recompute_granularity: selective parts of them",

@@ -16,6 +16,8 @@ RecomputedModule = Literal["layernorm", "mlp", "moe", "shared_experts", "core_at
 class TrainingSettings(Struct, frozen=True, kw_only=True):
     """What is kept in memory, in which precision, and how weights are updated."""
 
+    mtp_loss_scaling_factor: Annotated[float, Meta(ge=0)] = 0.1
+    """Weight of the mean loss of layers of multi-token prediction (mtp_num_layers); reported losses leave it out."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """Recompute whole layers in the backward pass (as recompute_activations), or what is cheap for its memory."""
     recompute_num_layers: PositiveCount | None = None

@@ -89,6 +89,24 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORED).sum()
 
 
+def add_loss(x: Tensor, loss: Tensor) -> Tensor:
+    """`x`, and the gradient of `loss` besides: the loss that is reported stays that of the tokens (as Megatron-LM's
+    `MoEAuxLossAutoScaler` and `MTPLossAutoScaler`)."""
+    return _AddLoss.apply(x, loss)
+
+
+class _AddLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.dtype = loss.dtype
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        return grad, torch.ones((), dtype=ctx.dtype, device=grad.device)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Computes the gradients in the forward pass, while the logits of a chunk are in memory: nothing is computed twice.
 

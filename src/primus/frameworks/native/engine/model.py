@@ -6,9 +6,11 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from primus.checkpoint.initial_values import draw_initial_rows
@@ -22,10 +24,11 @@ from primus.frameworks.native.engine.collectives import (
 )
 from primus.frameworks.native.engine.layers import Linear, RMSNorm, RowLinear, attend
 from primus.frameworks.native.engine.layout import ALONE, Layout
-from primus.frameworks.native.engine.loss import HeadPart, count_targets, cross_entropy
+from primus.frameworks.native.engine.loss import HeadPart, add_loss, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
 from primus.frameworks.native.engine.placement import Division, PlacedWeight, find_begin, find_division, share
+from primus.frameworks.native.engine.prediction import PredictionLayer, shift_tokens
 from primus.frameworks.native.engine.recompute import ActivationMemory, build_activation_memory, recompute_modules
 from primus.frameworks.native.support import check_model
 from primus.frameworks.native.training_settings import TrainingSettings
@@ -105,7 +108,7 @@ class StageLayers(NamedTuple):
     is_first: bool = True
     """Whether the first group embeds token ids."""
     is_last: bool = True
-    """Whether the last norm and the output head follow the last group."""
+    """Whether the last norm, the output head and the layers of multi-token prediction follow the last group."""
 
 
 class Transformer(nn.Module):
@@ -136,7 +139,7 @@ class Transformer(nn.Module):
         self.adapters: AdapterSettings | None = None
         tied = not spec.untie_embeddings_and_output_weights
         is_first, is_last = self.stage.is_first, self.stage.is_last
-        self.embedding = Embedding(spec, layout) if is_first or (is_last and tied) else None
+        self.embedding = Embedding(spec, layout) if is_first or (is_last and self._last_stage_embeds) else None
         kinds = list(list_layers(spec))
         # By number, so that the weights of a stage have the names that they have in the whole.
         self.layers = nn.ModuleDict(
@@ -145,16 +148,29 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon) if is_last else None
         vocabulary = share(spec.vocab_size, layout.tensor)
         self.output = Linear(spec.hidden_size, vocabulary, bias=False) if is_last and not tied else None
+        like_last = structs.replace(kinds[-1], window=None)
+        self.predictions = nn.ModuleList(
+            PredictionLayer(spec, TransformerLayer(spec, like_last, layout))
+            for _ in range(spec.mtp_num_layers if is_last else 0)
+        )
+        self.prediction_loss_factor = DEFAULTS.mtp_loss_scaling_factor
         self.register_buffer("frequencies", torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
     def configure(self, training: TrainingConfig, settings: TrainingSettings = DEFAULTS) -> None:
         """Compute as an experiment asks for."""
         self.compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if settings.fp16 else None
         self.loss_chunk_size = training.loss_chunk_size
+        self.prediction_loss_factor = settings.mtp_loss_scaling_factor
         self.activations = build_activation_memory(settings, training.recompute_activations)
         if settings.recompute_granularity == "selective":
-            for layer in list(self.layers.values())[: settings.recompute_num_layers]:
-                recompute_modules(cast(TransformerLayer, layer), settings.recompute_modules)
+            for layer in self.transformer_layers[: settings.recompute_num_layers]:
+                recompute_modules(layer, settings.recompute_modules)
+
+    @property
+    def transformer_layers(self) -> list[TransformerLayer]:
+        """Those of this stage, with those that predict further tokens."""
+        predictions = cast(Iterable[PredictionLayer], self.predictions)
+        return cast(list[TransformerLayer], [*self.layers.values(), *(each.layer for each in predictions)])
 
     @property
     def output_weight(self) -> Tensor:
@@ -168,10 +184,14 @@ class Transformer(nn.Module):
         return {name: PlacedWeight(bias) for name, bias in moe.iterate_balance_biases(self)}
 
     @property
+    def _last_stage_embeds(self) -> bool:
+        return not self.spec.untie_embeddings_and_output_weights or self.spec.mtp_num_layers > 0
+
+    @property
     def has_tied_copy(self) -> bool:
         """Whether this stage and another one have the same embedding."""
         whole = self.stage.is_first and self.stage.is_last
-        return not whole and self.embedding is not None and not self.spec.untie_embeddings_and_output_weights
+        return not whole and self.embedding is not None and self._last_stage_embeds
 
     def is_copy(self, name: str) -> bool:
         """Whether a weight is that of another stage."""
@@ -229,6 +249,14 @@ class Transformer(nn.Module):
             hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None or not is_last:
             return hidden_BSD
+        if self.predictions and torch.is_grad_enabled():
+            losses = self._predict_further(
+                hidden_BSD, tokens_BS, targets_BS, scale, examples_BS, (rotation, masks[None], loss_weight)
+            )
+            hidden_BSD = add_loss(hidden_BSD, losses)
+        return self._compute_loss(hidden_BSD, targets_BS, scale)
+
+    def _compute_loss(self, hidden_BSD: Tensor, targets_BS: Tensor, scale: Tensor | None) -> Tensor:
         hidden_BSD = enter_tensor_region(hidden_BSD, self.layout)
         targets_BS = take_context(targets_BS, self.layout.context, 1)
         tensor, part = self.layout.tensor, None
@@ -236,11 +264,33 @@ class Transformer(nn.Module):
             part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part)
 
+    def _predict_further(
+        self,
+        hidden_BSD: Tensor,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        scale: Tensor | None,
+        examples_BS: Tensor | None,
+        inputs: tuple[Any, ...],
+    ) -> Tensor:
+        """The weighted loss of the tokens after the next one, from the hidden states after the last norm."""
+        assert self.embedding is not None, "the last stage has it"
+        if self.documents is not None:
+            examples_BS = documents.number_documents(tokens_BS, self.documents.eod_id)
+        losses = []
+        for depth, prediction in enumerate(self.predictions, 1):
+            embedded_BSD = self.embedding(shift_tokens(tokens_BS, depth, examples_BS, 0))
+            args = hidden_BSD, embedded_BSD, *inputs
+            index, memory = len(self.layers) + depth - 1, self.activations
+            hidden_BSD = memory.run_layer(index, prediction, *args) if memory else prediction(*args)
+            losses.append(self._compute_loss(hidden_BSD, shift_tokens(targets_BS, depth, examples_BS), scale))
+        return torch.stack(losses).mean() * self.prediction_loss_factor
+
     def _build_masks(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor | None]:
         """The mask of this process's queries for the layers with each window; None for all keys that are not later."""
         length, context = tokens_BS.shape[1], self.layout.context
         masks: dict[int | None, Tensor | None] = {}
-        for window in {_get_window(layer) for layer in self.layers.values()}:
+        for window in {layer.window for layer in self.transformer_layers}:
             is_short = window is not None and window < length
             # A part of the queries with sinks has no mask of its own.
             if is_short or (self.spec.attention_sinks and context.size > 1):

@@ -20,6 +20,7 @@ from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine.collectives import SEQUENCE, add_up, exchange_rows, join_parts, take_part
 from primus.frameworks.native.engine.experts import run_experts
 from primus.frameworks.native.engine.layout import Axis, Layout
+from primus.frameworks.native.engine.loss import add_loss
 from primus.frameworks.native.engine.ops import choose_wide_dtype
 from primus.frameworks.native.engine.placement import share
 from primus.frameworks.native.router_settings import RouterSettings
@@ -168,7 +169,7 @@ class Router(nn.Module):
             self.load += counts_E
         if loss_weight is not None and (self.spec.moe_aux_loss_coeff or self.z_loss_coeff):
             loss = self._compute_loss(logits_TE, counts_E) * loss_weight
-            scores_TK = _AddLoss.apply(scores_TK, loss)
+            scores_TK = add_loss(scores_TK, loss)
         return scores_TK, experts_TK, counts_E
 
     def _choose_experts(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,21 +287,6 @@ def _sum_rows(rows_RD: Tensor, plan: RowPlan) -> Tensor:
     # One pass without the rows of all choices side by side in memory.
     weights_TK = None if plan.kept_TK is None else plan.kept_TK.to(rows_RD.dtype)
     return F.embedding_bag(plan.rows_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
-
-
-class _AddLoss(torch.autograd.Function):
-    """`x`, and the gradient of `loss` besides: the loss that is reported stays that of the tokens (as Megatron-LM's
-    `MoEAuxLossAutoScaler`)."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, loss: Tensor) -> Tensor:
-        ctx.dtype = loss.dtype
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        return grad, torch.ones((), dtype=ctx.dtype, device=grad.device)
 
 
 def apply_router_settings(model: nn.Module, settings: RouterSettings) -> None:

@@ -31,7 +31,7 @@ def build_optimizer(
         return HostOptimizer(weights, config, settings)
     matrices: Weights = {}
     if config.optimizer == "muon":
-        inner = {name: weight for name, weight in weights.items() if name.startswith("layers.")}
+        inner = {name: weight for name, weight in weights.items() if name.startswith(("layers.", "predictions."))}
         matrices = {name: weight for name, weight in inner.items() if _decays(name, weight)}
     rest = _build_elementwise({name: each for name, each in weights.items() if name not in matrices}, config, settings)
     if not matrices:

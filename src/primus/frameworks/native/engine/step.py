@@ -92,7 +92,7 @@ def prepare_model(model: Transformer, *, device: torch.device | str, compile: bo
     is_alone = layout.losses is None
     # Each layer is compiled for itself: a graph of the whole model would contain the exchanges between processes.
     if compile and not is_alone:
-        for layer in model.layers.values():
+        for layer in model.transformer_layers:
             # Before fully_shard, whose hooks then run outside of the compiled graph.
             layer.compile()
     meshes = [layout.shard_mesh, layout.expert_mesh if model.spec.num_experts else None]
@@ -193,7 +193,7 @@ def _shard_model(model: Transformer, mesh: DeviceMesh) -> None:
         reduce_dtype=next(model.parameters()).dtype,
         cast_forward_inputs=False,  # rotary angles stay float32, the loss scale float64
     )
-    for layer in model.layers.values():
+    for layer in model.transformer_layers:
         experts = getattr(layer.feed_forward, "experts", None)
         expert_mesh = model.layout.expert_mesh
         if experts is not None and expert_mesh is not None:
