@@ -88,6 +88,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hive_size: int | None = None
     """GPUs of a usual system that are linked to each other."""
     link_layout: LinkLayout = "mesh"
+    link_gb_per_s: float | None = None
+    """Measured bus bandwidth of a large all-gather over the GPUs of a hive, 1e9 B/s."""
+    network_gb_per_s: float | None = None
+    """Line rate of the NICs that a usual server has for one GPU, 1e9 B/s."""
     server_sizes: tuple[int, ...] = ()
     """GPUs of the servers that are sold, smallest first; empty where any number is usual."""
     fp8_format: str | None = None

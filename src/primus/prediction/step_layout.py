@@ -1,0 +1,134 @@
+"""How a step is laid out over devices: what the prediction needs of an experiment, or of a published row."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from primus.config.schema import Trainer
+from primus.errors import UsageError
+from primus.models.communication import GroupSizes
+
+Recompute = Literal["none", "scores", "alternate", "full"]
+"""What the backward pass computes again: nothing; attention's scores (Megatron-LM's selective recomputation); every
+second product of a layer with all that is element-wise (torchtitan's selective checkpoints); or the whole layer."""
+Precision = Literal["fp32", "bf16", "fp8", "fp4"]
+"""Of matrix products."""
+
+
+class StepLayout(Struct, frozen=True, kw_only=True):
+    """One step on `devices` devices."""
+
+    devices: int
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    """Groups of layers on each pipeline stage (interleaved schedule)."""
+    context: int = 1
+    expert: int = 1
+    micro_batch: int = 1
+    global_batch: int
+    seq_length: int
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    sharding: Literal["none", "optimizer", "full"] = "full"
+    """What the data-parallel devices share: nothing, the optimizer's state (ZeRO-1), or weights and gradients too
+    (FSDP)."""
+    sequence_parallel: bool = True
+    fused: bool = True
+    """Element-wise operations are compiled or have kernels of their own."""
+    tensor_overlap: bool = False
+    """Tensor-parallel collectives run in pieces beside their products (asynchronous TP, user buffers)."""
+    logit_bytes: int = 12
+    """Of one logit: bfloat16 and float32 copies and the gradient; 0 where the loss runs in chunks."""
+    flash: bool = True
+    """Attention keeps no scores, and there is no dropout that keeps masks; false is GPT-3 before flash attention."""
+
+    @property
+    def data(self) -> int:
+        """Replicas of the model."""
+        return self.devices // (self.tensor * self.context * self.pipeline)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro batches of one replica in a step."""
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro batch on one device, before tensor parallelism."""
+        return self.micro_batch * self.seq_length // self.context
+
+    @property
+    def groups(self) -> GroupSizes:
+        return GroupSizes(
+            tensor=self.tensor, context=self.context, pipeline=self.pipeline, expert=self.expert, data=self.data
+        )
+
+    def format_settings(self) -> str:
+        """The layout in one line: ``tp 8, pp 4, dp 16, micro batch 1 x 32, full recompute``."""
+        sizes = {
+            "tp": self.tensor, "pp": self.pipeline, "vpp": self.virtual, "cp": self.context, "ep": self.expert
+        }  # fmt: skip
+        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        parts += [f"dp {self.data}", f"micro batch {self.micro_batch} x {self.micro_batches}"]
+        if self.recompute != "none":
+            parts.append(f"{self.recompute} recompute")
+        return ", ".join([*parts, self.precision])
+
+
+def build_layout(trainer: Trainer, devices: int) -> StepLayout:
+    """The layout of an experiment on `devices` devices.
+
+    Raises:
+        UsageError: The sizes do not divide the devices, or the batch does not divide over them.
+    """
+    parallel, training = trainer.parallel, trainer.training
+    model_parallel = (
+        parallel.tensor_model_parallel_size * parallel.context_parallel_size * parallel.pipeline_model_parallel_size
+    )
+    if devices % model_parallel:
+        raise UsageError(
+            f"{devices} devices do not divide into groups of {model_parallel}"
+            " (tensor x context x pipeline parallel sizes)",
+            f"use a multiple of {model_parallel} devices, or other sizes",
+        )
+    data = devices // model_parallel
+    if (data * parallel.context_parallel_size * parallel.tensor_model_parallel_size) % (
+        parallel.expert_model_parallel_size
+    ):
+        raise UsageError(
+            f"expert_model_parallel_size: {parallel.expert_model_parallel_size} does not divide the"
+            f" {devices // parallel.pipeline_model_parallel_size} devices of a pipeline stage",
+            "use a divisor of them",
+        )
+    batch = training.global_batch_size or training.micro_batch_size * data
+    if batch % (training.micro_batch_size * data):
+        raise UsageError(
+            f"global_batch_size: {batch} is not a multiple of micro_batch_size x data-parallel size ="
+            f" {training.micro_batch_size} x {data}",
+            f"use a multiple of {training.micro_batch_size * data}, or other sizes",
+        )
+    native = trainer.framework == "native"
+    return StepLayout(
+        devices=devices,
+        tensor=parallel.tensor_model_parallel_size,
+        pipeline=parallel.pipeline_model_parallel_size,
+        virtual=int(_find_setting(trainer.backend_args, "num_virtual_stages_per_pipeline_rank") or 1),
+        context=parallel.context_parallel_size,
+        expert=parallel.expert_model_parallel_size,
+        micro_batch=training.micro_batch_size,
+        global_batch=batch,
+        seq_length=training.seq_length,
+        precision="fp8" if training.fp8 else "bf16" if training.bf16 else "fp32",
+        recompute="full" if training.recompute_activations else "none",
+        sharding="full" if parallel.use_distributed_optimizer else "none",
+        sequence_parallel=parallel.sequence_parallel,
+        fused=trainer.framework != "torchtitan" or training.compile is not False,
+        logit_bytes=0 if native else 12,
+    )
+
+
+def _find_setting(values: dict[str, Any], name: str) -> Any:
+    return next((value for key, value in values.items() if key.rpartition(".")[2] == name), None)

@@ -1,0 +1,70 @@
+"""Memory of a step against published figures."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from primus.prediction.published_steps import PublishedStep, read_published_steps
+from primus.prediction.step_layout import StepLayout
+from primus.prediction.step_memory import GIB, find_largest, predict_memory
+
+GOLDEN = {
+    # activations of the first stage in GiB without recomputation, and with sequence parallelism and selective
+    # recomputation: arXiv:2205.05198, figures 1 and 7, as in calculon-ai/calculon llm/validation.py
+    "gpt_22B": (59.25, 9.56),
+    "gpt3_175B": (66.84, 12.35),
+    "gpt_530B": (114.02, 23.08),
+    "gpt_1T": (131.25, 26.56),
+}
+STATES = {"gpt_22B": 45.56, "gpt3_175B": 45.56, "gpt_530B": 31.64, "gpt_1T": 32.96}
+"""Weights, gradients and optimizer state of a middle stage's layers, in GiB; the same sources."""
+
+
+def find_row(model: str) -> PublishedStep:
+    return next(row for row in read_published_steps() if row.model == model)
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_activations_are_those_of_the_paper(model: str) -> None:
+    row = find_row(model)
+    plain = structs.replace(row.layout, recompute="none", sequence_parallel=False)
+    selective = structs.replace(row.layout, recompute="scores", sequence_parallel=True)
+    found = [predict_memory(row.spec, layout)[0].activations / GIB for layout in (plain, selective)]
+    assert found == pytest.approx(GOLDEN[model], rel=1e-3)
+
+
+@pytest.mark.parametrize("model", STATES)
+def test_weights_and_optimizer_are_those_of_the_paper(model: str) -> None:
+    row = find_row(model)
+    stages = predict_memory(row.spec, row.layout)
+    stage = stages[len(stages) // 2]
+    # Of the only stage of 22B, the paper leaves out the embedding.
+    embedding = row.spec.vocab_size * row.spec.hidden_size / 8 * 18 if len(stages) == 1 else 0
+    assert (stage.weights + stage.gradients + stage.optimizer - embedding) / GIB == pytest.approx(
+        STATES[model], rel=2e-3
+    )
+
+
+def test_measured_peaks_of_compiled_llama_8b_are_within_5_percent() -> None:
+    rows = [row for row in read_published_steps() if row.memory_gib and row.rates and row.model == "llama3.1_8B"]
+    compiled = [row for row in rows if row.layout.fused and row.layout.recompute == "alternate"]
+    assert len(compiled) == 4
+    for row in compiled:
+        assert row.memory_gib is not None
+        predicted = find_largest(predict_memory(row.spec, row.layout)).total / GIB
+        assert predicted == pytest.approx(row.memory_gib, rel=0.05), row.layout
+
+
+def test_sharding_recomputation_and_later_stages_need_less() -> None:
+    spec = find_row("llama3.1_70B").spec
+    base = StepLayout(devices=64, pipeline=4, tensor=8, global_batch=64, seq_length=8192, sharding="none")
+
+    def total(**changes: object) -> float:
+        return find_largest(predict_memory(spec, structs.replace(base, **changes))).total
+
+    assert total(sharding="full") < total(sharding="optimizer") < total()
+    assert total(recompute="full") < total(recompute="alternate") < total()
+    stages = predict_memory(spec, base)
+    assert [stage.stage for stage in stages] == ["first stage", "middle stage", "middle stage", "last stage"]
+    assert stages[0].activations == 4 * stages[3].activations
