@@ -17,7 +17,7 @@ from primus.config.schema import OptimizerConfig
 from primus.errors import PrimusError, UsageError
 from primus.experiment import resolve_experiment
 from primus.frameworks.native.engine import adapters
-from primus.frameworks.native.engine.generate import compute_logits
+from primus.frameworks.native.engine.loaded_model import compute_logits
 from primus.frameworks.native.engine.model import ADAPTER, Transformer, build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step

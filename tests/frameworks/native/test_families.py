@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checkpoint_models import LATENT, SPARSE, make_spec
+from checkpoint_models import DENSE, LATENT, SPARSE, make_spec
 from engine_python import run_engine
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.family import list_hub_shapes, list_trained_shapes
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.renaming import HubNames
 from primus.checkpoint.weights import TensorDict
-from primus.frameworks.native.engine.generate import build_loaded_model
+from primus.frameworks.native.engine.loaded_model import build_loaded_model
+from primus.frameworks.native.engine.post_training.generate import generate
 
 pytestmark = [pytest.mark.engine("huggingface"), pytest.mark.slow]
 
@@ -29,6 +30,7 @@ YARN = {"rope_type": "yarn", "rotary_scaling_factor": 4.0, "original_max_positio
 # transformers' norms of latents have this epsilon, whatever config.json says.
 DEEPSEEK = {**LATENT, "num_query_groups": None, "kv_channels": None, "num_experts": 8, "norm_epsilon": 1e-6}
 FAMILIES: dict[str, dict[str, Any]] = {
+    **{name.replace(".", ""): DENSE[name] for name in ("llama", "qwen2.5", "qwen3")},
     "mistral": {"window_size": 5},
     "mixtral": {**SPARSE["mixtral"], "window_size": 5},
     "qwen3_moe": SPARSE["qwen3_moe"],
@@ -41,6 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"moe_router_score_function": "sigmoid", "moe_router_norm_topk_prob": True, "moe_router_num_groups": 4}
     | {"moe_router_group_topk": 2, "moe_router_topk_scaling_factor": 2.5, "mscale_all_dim": 1.0},
 }
+PROMPT_LENGTHS, NEW_TOKENS = (4, 11), 12
 REFERENCE = """
 import json, torch, transformers
 for folder in json.load(open(FILE)):
@@ -50,6 +53,10 @@ for folder in json.load(open(FILE)):
     logits = model(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()
     torch.save(logits.detach(), folder + "/logits.pt")
+    generated = [
+        model.generate(tokens[row:row + 1, :length], max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
+        for row, length in enumerate(PROMPT_LENGTHS)]
+    torch.save([each[0, length:].tolist() for each, length in zip(generated, PROMPT_LENGTHS)], folder + "/generated.pt")
     model.save_pretrained(folder + "-again")
     with torch.no_grad():
         for weight in model.parameters():
@@ -89,7 +96,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = base / name.replace(" ", "_")
         write_random_weights(extra, found[name])
     (base / "folders.json").write_text(json.dumps([str(folder) for folder in found.values()]))
-    run_engine("huggingface", REFERENCE.replace("FILE", repr(str(base / "folders.json"))))
+    numbers = f"PROMPT_LENGTHS, NEW_TOKENS = {PROMPT_LENGTHS}, {NEW_TOKENS}"
+    run_engine("huggingface", numbers + REFERENCE.replace("FILE", repr(str(base / "folders.json"))))
     return found
 
 
@@ -121,6 +129,16 @@ def test_logits_and_gradients_are_those_of_transformers(name: str, folders: dict
     for each in list_trained_shapes(spec):
         one, other = ours.read(each), theirs.read(each)
         assert (one - other).abs().max() <= LARGEST * max(other.abs().max(), 1.0), each
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_likeliest_tokens_of_a_batch_are_those_of_transformers(name: str, folders: dict[str, Path]) -> None:
+    """transformers continues each prompt by itself; here they are a batch of unequal lengths."""
+    opened = open_checkpoint(str(folders[name]))
+    tokens = torch.load(folders[name] / "tokens.pt")
+    prompts = [tokens[row, :length].tolist() for row, length in enumerate(PROMPT_LENGTHS)]
+    found = generate(build_loaded_model(opened.spec, opened.weights), prompts, NEW_TOKENS)
+    assert [each.tokens for each in found.completions] == torch.load(folders[name] / "generated.pt")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -19,12 +19,12 @@ from primus.data.training.masks import DocumentHandling
 from primus.errors import UsageError
 from primus.frameworks import native
 from primus.frameworks.native.engine.checkpoint import State, read_state, write_state
-from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
 from primus.frameworks.native.engine.model import Transformer, build_model, initialize_weights
 from primus.frameworks.native.engine.moe import apply_router_settings, iterate_balance_biases
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.pipeline import Batch, choose_layers
+from primus.frameworks.native.engine.post_training.generate import generate
 from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.state import collect_moments, collect_weights
 from primus.frameworks.native.engine.step import Trainable, evaluate_batches, prepare_model, train_step
@@ -424,20 +424,24 @@ def test_the_losses_of_layouts_in_float32_are_those_of_one_process(
             assert losses[0] == pytest.approx(expected[0], rel=1e-2 if options.get("bf16") else 1e-6), sizes
 
 
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+
+
 def _generate(rank: int, folder: Path, layouts: list[dict[str, Any]]) -> None:
     found = []
     for sizes in layouts:
         model = build(build_layout(ParallelConfig(**sizes), torch.device("cpu"), dist.get_world_size())).model
-        found.append(generate_tokens(model, [1, 2, 3], 8, 0.0, 5))
+        found.append(generate(model, PROMPTS, 8).completions)
     torch.save(found, folder / f"rank_{rank}")
 
 
 def test_processes_that_share_a_model_generate_the_tokens_of_one(tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{TENSOR: 2}, {TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}]
     in_processes(2, _generate, tmp_path, layouts)
-    expected = generate_tokens(build(ALONE).model, [1, 2, 3], 8, 0.0, 5)
+    expected = generate(build(ALONE).model, PROMPTS, 8).completions
     for rank in range(2):
-        assert torch.load(tmp_path / f"rank_{rank}") == [expected] * len(layouts)
+        for found in torch.load(tmp_path / f"rank_{rank}", weights_only=False):
+            assert [each.tokens for each in found] == [each.tokens for each in expected]
 
 
 def check(run: Run) -> None:

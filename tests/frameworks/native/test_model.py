@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
 from primus.frameworks.native.engine import rope
-from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.model import Transformer, build_model
 from primus.frameworks.native.support import check_model
 
@@ -186,34 +185,6 @@ def test_llama3_rope_keeps_short_wavelengths_and_stretches_long_ones() -> None:
 def test_what_native_does_not_build_is_refused_by_the_name_of_its_field(field: str, changes: dict) -> None:
     with pytest.raises(UsageError, match=field):
         check_model(small(**changes)) if field != "kv_channels" else Transformer(small(**changes))
-
-
-def test_generated_tokens_are_the_most_likely_ones_at_temperature_zero() -> None:
-    model = randomised(SHAPES["llama"])
-    tokens = generate_tokens(model, [3, 4], max_new_tokens=5, temperature=0.0, seed=0)
-    expected = [3, 4]
-    for _ in range(5):
-        expected.append(int((model(torch.tensor([expected]))[0, -1] @ model.output_weight.t()).argmax()))
-    assert tokens == expected[2:]
-
-
-def test_generation_ends_at_a_token_that_ends_a_text() -> None:
-    model = randomised(SHAPES["llama"])
-    whole = generate_tokens(model, [3, 4], max_new_tokens=8, temperature=0.0, seed=0)
-    end = whole[4]
-    found = generate_tokens(model, [3, 4], max_new_tokens=8, temperature=0.0, seed=0, ends=[end])
-    assert found == whole[: whole.index(end) + 1]
-
-
-def test_sampling_repeats_with_its_seed_and_varies_without() -> None:
-    model = build_model(small(), "cpu", seed=0)
-    samples = [generate_tokens(model, [1], max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6)]
-    assert samples[0] == samples[1] != samples[2]
-
-
-def test_generation_slides_over_the_longest_context() -> None:
-    model = build_model(small(max_position_embeddings=8), "cpu", seed=0)
-    assert len(generate_tokens(model, [1, 2, 3], max_new_tokens=12, temperature=0.0, seed=0)) == 12
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -63,6 +63,6 @@ def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tens
     Raises:
         UsageError: native does not support this model.
     """
-    from primus.frameworks.native.engine.generate import compute_logits as compute
+    from primus.frameworks.native.engine.loaded_model import compute_logits as compute
 
     return compute(spec, weights, tokens_BS)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primus.frameworks.native.engine import ops
+from primus.frameworks.native.engine.cache import LayerCache
 from primus.frameworks.native.engine.collectives import gather_context, leave_tensor_region
 from primus.frameworks.native.engine.layout import Axis, Layout
 from primus.frameworks.native.engine.placement import share
@@ -52,17 +53,25 @@ class RMSNorm(nn.Module):
 
 
 def attend(
-    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, context: Axis, sinks_H: Tensor | None = None
+    q_BHSC: Tensor,
+    k_BKSC: Tensor,
+    v_BKSC: Tensor,
+    mask: Tensor | None,
+    context: Axis,
+    sinks_H: Tensor | None = None,
+    cache: LayerCache | None = None,
 ) -> Tensor:
     """Causal attention of this process's queries to the keys of the whole sequence, which `context` shares.
 
-    Shapes, `mask` and `sinks_H` are those of `ops.causal_attention`, S the part of a sequence in `take_context`.
+    Shapes, `mask` and `sinks_H` are those of `ops.causal_attention`, S the part of a sequence in `take_context`; with a
+    cache the keys are those of all its tokens.
     """
-    if context.size == 1:
-        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
-    whole = gather_context(torch.cat((k_BKSC, v_BKSC), -1), context, 2)
-    k_BKSC, v_BKSC = whole.split((k_BKSC.shape[-1], v_BKSC.shape[-1]), -1)
-    if mask is not None:
+    if context.size > 1:
+        whole = gather_context(torch.cat((k_BKSC, v_BKSC), -1), context, 2)
+        k_BKSC, v_BKSC = whole.split((k_BKSC.shape[-1], v_BKSC.shape[-1]), -1)
+    if cache is not None:
+        k_BKSC, v_BKSC = cache.extend(k_BKSC, v_BKSC)
+    if context.size == 1 or mask is not None:
         return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     # Each of the two chunks sees the keys up to its own end.
     early, late = q_BHSC.chunk(2, 2)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine import ops, rope
+from primus.frameworks.native.engine.cache import LayerCache
 from primus.frameworks.native.engine.collectives import enter_tensor_region
 from primus.frameworks.native.engine.layers import Linear, RMSNorm, RowLinear, attend
 from primus.frameworks.native.engine.layout import Layout
@@ -39,6 +40,7 @@ class LatentAttention(nn.Module):
         self.latent_norm = RMSNorm(self.latent_dim, epsilon)
         self.key_value = Linear(self.latent_dim, heads * (self.plain_dim + self.value_dim), bias=False)
         self.output = RowLinear(spec.num_attention_heads * self.value_dim, hidden, bias=False, layout=layout)
+        self.cache: LayerCache | None = None
         # Both sides of the scores are longer by m in a stretched context (DeepSeek-V3, modeling_deepseek_v3.py).
         self.query_scale = rope.compute_yarn_scale(spec, spec.mscale_all_dim) ** 2
 
@@ -56,7 +58,7 @@ class LatentAttention(nn.Module):
         # torch's fused kernels take values as wide as keys.
         padding = max(q_BSHC.shape[-1] - self.value_dim, 0)
         q, k, v = (each.transpose(1, 2) for each in (q_BSHC, k_BSHC, F.pad(v_BSHV, (0, padding))))
-        mixed_BHSV = attend(q, k, v, mask, self.layout.context)[..., : self.value_dim]
+        mixed_BHSV = attend(q, k, v, mask, self.layout.context, cache=self.cache)[..., : self.value_dim]
         return self.output(mixed_BHSV.transpose(1, 2).flatten(2))
 
     def _project_queries(self, x_BSD: Tensor) -> Tensor:

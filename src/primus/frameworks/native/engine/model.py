@@ -17,6 +17,7 @@ from primus.checkpoint.initial_values import draw_initial_rows
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, moe, ops, rope
+from primus.frameworks.native.engine.cache import KeyValueCache, LayerCache
 from primus.frameworks.native.engine.collectives import (
     enter_tensor_region,
     leave_tensor_region,
@@ -137,6 +138,8 @@ class Transformer(nn.Module):
         self.documents: DocumentHandling | None = None
         self._divisions: dict[str, Division] = {}
         self.adapters: AdapterSettings | None = None
+        self.cache: KeyValueCache | None = None
+        """Of the tokens before those of a pass, while tokens are generated."""
         tied = not spec.untie_embeddings_and_output_weights
         is_first, is_last = self.stage.is_first, self.stage.is_last
         self.embedding = Embedding(spec, layout) if is_first or (is_last and self._last_stage_embeds) else None
@@ -291,6 +294,9 @@ class Transformer(nn.Module):
         length, context = tokens_BS.shape[1], self.layout.context
         masks: dict[int | None, Tensor | None] = {}
         for window in {layer.window for layer in self.transformer_layers}:
+            if self.cache is not None and self.cache.positions_BS is not None:
+                masks[window] = take_context(self.cache.build_mask(window), context, 2)
+                continue
             is_short = window is not None and window < length
             # A part of the queries with sinks has no mask of its own.
             if is_short or (self.spec.attention_sinks and context.size > 1):
@@ -310,6 +316,9 @@ class Transformer(nn.Module):
         self, tokens_BS: Tensor, examples_BS: Tensor | None, dtype: torch.dtype
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The rotation of each position, and the mask of the keys that each query sees; None for all earlier keys."""
+        if self.cache is not None and self.cache.positions_BS is not None:
+            positions_BS = take_context(self.cache.positions_BS, self.layout.context, 1)
+            return self.cache.rotate(positions_BS, dtype), None
         cosine, sine = rope.compute_tables(
             self.frequencies, tokens_BS.shape[1], dtype, rope.compute_table_scale(self.spec)
         )
@@ -392,6 +401,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(self.heads)) if spec.attention_sinks else None
         self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
         self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
+        self.cache: LayerCache | None = None
 
     def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         qkv_BSNC = self.qkv(enter_tensor_region(x_BSD, self.layout)).unflatten(-1, (-1, self.head_dim))
@@ -400,7 +410,7 @@ class Attention(nn.Module):
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
         q_BHSC, k_BKSC, v_BKSC = (each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC))
-        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks)
+        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks, self.cache)
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 

@@ -102,7 +102,12 @@ def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor
 
 def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor) -> Tensor:
     """Keys and values are repeated for their queries: torch's kernels that take a mask know no groups."""
-    num_queries = q_BHSC.shape[1] // k_BKSC.shape[1]
+    num_queries, groups = q_BHSC.shape[1] // k_BKSC.shape[1], k_BKSC.shape[1]
+    if q_BHSC.shape[2] == 1:  # the queries of a key, as rows of one matrix: nothing is repeated
+        rows_BKGC = q_BHSC.unflatten(1, (groups, num_queries)).flatten(2, 3)
+        if mask.shape[1] > 1:
+            mask = mask.unflatten(1, (groups, num_queries)).flatten(2, 3)
+        return F.scaled_dot_product_attention(rows_BKGC, k_BKSC, v_BKSC, attn_mask=mask).reshape(q_BHSC.shape)
     k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
     return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
 

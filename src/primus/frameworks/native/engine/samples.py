@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from primus.callback import Callback
 from primus.config.schema import Trainer
@@ -55,9 +56,15 @@ def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str
         return "none: the layers are on several pipeline stages"
     # After the last step, and only with a tokenizer: the start does without them.
     from primus.data.tokenizers.load import load_tokenizer
-    from primus.frameworks.native.engine.generate import generate_tokens
+    from primus.frameworks.native.engine.post_training.generate import Sampling, generate
 
-    config, seed = trainer.logging, trainer.training.seed
+    config, sampling = trainer.logging, Sampling(TEMPERATURE, seed=trainer.training.seed)
+
+    def continue_text(prompt: list[int], ends: Collection[int] = ()) -> list[int]:
+        # The last part of a prompt that is longer than what the context has room for.
+        prompt = prompt[-max(model.spec.max_position_embeddings - config.sample_tokens, 1) :]
+        return generate(model, [prompt], config.sample_tokens, sampling, ends).completions[0].tokens
+
     if trainer.data.sft_data_path:
         from primus.data.instruction.encode import ExampleEncoder
         from primus.data.instruction.examples import read_examples
@@ -68,13 +75,11 @@ def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str
         except UsageError as error:  # such as a template that demands a system message
             return f"none: {error.problem}"
         text, prompt, ends = question
-        generated = generate_tokens(model, prompt, config.sample_tokens, TEMPERATURE, seed, ends)
-        return text + encoder.tokenizer.decode(generated)
+        return text + encoder.tokenizer.decode(continue_text(prompt, ends))
     tokenizer = load_tokenizer(data.tokenizer_path)
     prompt = tokenizer.encode(config.sample_prompt)
-    if data.eod_id is not None:
+    if data.eod_id is not None and model.documents is None:
         prompt = [data.eod_id, *prompt]  # a document begins after the end of another
     if not prompt:
         return None
-    generated = generate_tokens(model, prompt, config.sample_tokens, TEMPERATURE, seed)
-    return config.sample_prompt + tokenizer.decode(generated)
+    return config.sample_prompt + tokenizer.decode(continue_text(prompt))

@@ -1,0 +1,1 @@
+"""What follows pretraining: generation of tokens."""
