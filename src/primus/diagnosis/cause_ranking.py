@@ -262,7 +262,8 @@ def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None)
     What training survived is no cause.
     """
     signature = group[0].signature
-    strength = _STRENGTHS[signature.strength]
+    is_told = not signature.exit_codes or any(signature.matches(hit.text) for hit in group)
+    strength = _STRENGTHS[signature.strength if is_told else "weak"]  # an exit code tells only how a process ended
     if signature.role == "root":
         strength += _DOUBTFUL if all(hit.is_doubtful for hit in group) else 0.0
         strength += _UNPROVEN if signature.strength == "likely" and not any(hit.is_end for hit in group) else 0.0

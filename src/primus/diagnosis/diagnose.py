@@ -49,7 +49,8 @@ KILLS = ("killed", "died-silently")
 CODE_ERRORS = ("IndexError", "KeyError", "NameError", "UnboundLocalError", "ZeroDivisionError", "RecursionError")
 """Exceptions of a program's code: their words are names and numbers, which say nothing of the cause."""
 _FATAL = re.compile(
-    r"\b(?:FATAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after|\bCheck failed: "
+    r"\b(?:FATAL|PANIC)\b|^(?:\S+ \S+: )?F \S+:\d+\]|^F\d{4} \d\d:|^(?:fatal|panic): |\(core dumped\)|^Aborted\b"
+    r"|terminate called after|\bCheck failed: "
 )
 """Texts by which programs without exceptions report a fatal error."""
 _ERROR = re.compile(
@@ -448,4 +449,5 @@ def _find_error_line(lines: Sequence[str]) -> int | None:
         return fatal
     index = next((index for index in reversed(last) if not is_quoted(lines[index].encode())), None)
     text = log_line.strip_rank_prefix(lines[index]) if index is not None else ""
-    return index if _ERROR.search(text) and not log_line.is_warning(text) else None
+    is_calm = log_line.is_warning(text) or log_line.is_info(text) or log_line.has_low_level(text)
+    return index if _ERROR.search(text) and not is_calm else None

@@ -38,11 +38,12 @@ _DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtim
 _QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
     rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: "
+    rb"|\xe2\x94\x82 +(?:\xe2\x9d\xb1)? *\d* *\xe2\x94\x82 "
     rb"|(?:declare -x |export )?[A-Z_][A-Z\d_]{3,}=|\+{1,3} [\w./])"
 )
 """What a launcher or `diagnose` quotes from a log; a comment; a setting as Megatron lists them; a patch that a worker
-reports, whose reason names the failure that it prevents; a variable of the environment; and a command that a shell
-traces.
+reports, whose reason names the failure that it prevents; the source in a traceback of `rich`; a variable of the
+environment; and a command that a shell traces.
 
 `// ::` is a date and a time of Go's logger without their digits.
 """

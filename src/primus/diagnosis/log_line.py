@@ -61,30 +61,33 @@ Where Slurm ends a step because a node is lost, the line names the node that wri
 """
 _POD_EVENT = re.compile(
     r"^\s*(?:Warning +\w+ .*\b(?:kubelet|\w*scheduler|\w+-controller)\b|(?:Reason|Exit Code|Message): )"
+    r"|^The actor is dead because "
 )
-_POD = re.compile(rf"^Name: +([\w.-]+)$|^([a-z0-9][\w.-]*) +0/\d+ +Pending\b|{_POD_ROW}")
+_POD = re.compile(rf"^Name: +([\w.-]+)$|^([a-z0-9][\w.-]*) +0/\d+ +Pending\b|{_POD_ROW}|^\s+ip: ([\d.]+)$")
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |localhost: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|\([\w.-]+, rank=\d+, pid=\d+(?:, ip=[\d.]+)?\) ?|- \w+ - INFO - (?=\[rank\d)"
     r"|(?:\[\d+,\d+\]<)?std(?:err|out)(?:>: ?|: )"
     r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} |(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w.]+:\d+\] ?"
 )
 _PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_HOST_PREFIX}|{_TIMESTAMP})+")
 _TIMESTAMPS = re.compile(_TIMESTAMP)
-"""Prefixes of torchrun, srun --label, Ray, mpirun, accelerate, pdsh, log collectors, vLLM and container runtimes."""
+"""Prefixes of torchrun, srun --label, Ray, mpirun, accelerate, pdsh, SkyPilot, log collectors, loggers that write
+the output of ranks, vLLM and container runtimes."""
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
     r"|\bWARNING\b ?[:|-]|\b\w*Warning: |\bThis is a warning\b|^[Ww]arning: | - WARNING - "
-    r"|^wandb: (?:ERROR|WARNING|Network error)|\bERROR +\S* ?:\d+ \[\w+\.py:\w+\(\):\d+\]"
+    r"|^W \d+ \d+\] |^wandb: (?:ERROR|WARNING|Network error)|\bERROR +\S* ?:\d+ \[\w+\.py:\w+\(\):\d+\]"
 )
-"""Levels of glog, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
+"""Levels of glog, Ray, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
 _INFO = re.compile(r"\bNCCL INFO\b|\bUCX +(?:INFO|DIAG|DEBUG|TRACE)\b")
 _LOW_LEVEL = re.compile(
-    r'^I\d{4} \d\d:|"level": ?"(?:INFO|DEBUG|info|debug)"|\blevel=(?:info|debug)\b'
+    r'^I\d{4} \d\d:|^I \d+ \d+\] |"level": ?"(?:INFO|DEBUG|info|debug)"|\blevel=(?:info|debug)\b'
     r"|\[(?:INFO|DEBUG) *\]|\b(?:INFO|DEBUG)\b(?: ?[:|]| - )"
 )
-"""Levels below a warning: of glog, of lines in JSON, of Go's loggers and of logging."""
+"""Levels below a warning: of glog, of Ray, of lines in JSON, of Go's loggers and of logging."""
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
     r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
@@ -160,12 +163,18 @@ def find_host(text: str) -> str | None:
 
 
 def is_pod_event(text: str) -> bool:
-    """Whether the line is an event of a pod or a state of its container, as `kubectl describe pod` prints them."""
+    """Whether the line is an event of a pod or a state of its container, as `kubectl describe pod` prints them.
+
+    Ray reports the end of an actor in the same way: the lines above tell where it was.
+    """
     return _POD_EVENT.search(text) is not None
 
 
 def find_pod(text: str) -> str | None:
-    """The pod that a line of `kubectl describe pod` or a failed one that a line of `kubectl get pods` names."""
+    """The pod that a line of `kubectl describe pod` or a failed one that a line of `kubectl get pods` names.
+
+    For an actor of Ray, the address of its node.
+    """
     found = _POD.search(text)
     return next(group for group in found.groups() if group) if found else None
 
