@@ -126,4 +126,10 @@ def test_a_device_without_peaks_is_refused_with_the_missing_figures() -> None:
 def test_an_unknown_link_is_assumed_to_be_pcie_and_said() -> None:
     rates = read_rates(find_profile("l40s"), 8)
     assert rates.link_gb_per_s < 60
-    assert any("link_gb_per_s" in text for text in rates.assumptions)
+    assert "link_gb_per_s" in rates.assumptions["links"]
+
+
+def test_the_page_has_the_table_that_the_program_makes(program: ModuleType) -> None:
+    rows = [(row, row.spec, row.read_rates()) for row in read_published_steps()]
+    page = (PROGRAM.parents[1] / "docs/prediction.md").read_text(encoding="utf-8")
+    assert page.endswith(f"## Table of errors\n\n{program.format_table(rows).rstrip()}\n")

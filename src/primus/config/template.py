@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -12,6 +12,7 @@ from primus.config.docs import read_field_docs
 from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.schema import DEFAULTS, GROUPS, Experiment, ModelSpec
 
+LAYOUT_HEADING = "Layout over devices"
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Data": ("mock_data", "train_data_path", "dataset", "tokenizer_type", "tokenizer_model", "split"),
     "Length, batch and precision": (
@@ -33,7 +34,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "adam_beta2",
         "clip_grad",
     ),
-    "Layout over devices": (
+    LAYOUT_HEADING: (
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
         "context_parallel_size",
@@ -54,7 +55,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Settings of a starting file by heading; all others keep their defaults and are in the reference."""
 
-_SHORT_SEQUENCE = 4096
+SHORT_SEQUENCE = 4096
 
 
 SHAPE = (
@@ -71,6 +72,8 @@ def format_starting_file(
     *,
     preset: str | None = "",
     values: Mapping[str, Any] | None = None,
+    framework: str = "native",
+    notes: Sequence[str] = (),
 ) -> str:
     """An experiment file that pre-trains `model_name` on random tokens; a comment above each key explains it.
 
@@ -79,26 +82,33 @@ def format_starting_file(
         spec: The model.
         docs: Meaning of each key; the schema's own docstrings when None.
         preset: File of the model; that of the preset `model_name` when empty, and the keys themselves when None.
-        values: Settings with other values than usual, such as weights to start from.
+        values: Settings with other values than usual, such as weights to start from; those of no heading are listed
+            with the layout.
+        framework: Name of the framework.
+        notes: Lines of comments below the first one.
     """
     docs = collect_key_docs() if docs is None else docs
     size = f"{spec.num_layers} layers, hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}"
     lines = [
         f"# Pre-training of {model_name}: {size}.",
         "# It runs as it is, on random tokens. For real text, remove mock_data and name your data.",
+        *(f"# {note}".rstrip() for note in notes),
         *_format_top_lines(model_name, docs),
         "",
         "modules:",
         "  pre_trainer:",
-        *_format_entry("framework", "native", docs, indent=4),
+        *_format_entry("framework", framework, docs, indent=4),
         *_format_entry("model", f"{model_name}.yaml" if preset == "" else preset, docs, indent=4),
         f"    # {docs['overrides']}",
         "    overrides:",
     ]
     chosen = _choose_values(spec) | dict(values or {})
+    others = [key for key in values or () if not any(key in keys for keys in SETTINGS.values()) and key != "finetune"]
     for heading, keys in SETTINGS.items():
         lines += ["", f"      # -- {heading} --"]
-        for key in (*keys, *(["finetune"] if "load" in keys and chosen["finetune"] else [])):
+        more = ["finetune"] if "load" in keys and chosen["finetune"] else []
+        more += others if heading == LAYOUT_HEADING else []
+        for key in (*keys, *more):
             lines += _format_entry(key, chosen[key], docs, indent=6)
     lines += ["", *_format_shape(spec, is_preset=preset is not None)]
     return "\n".join(lines) + "\n"
@@ -139,7 +149,7 @@ def _format_top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]
 
 def _choose_values(spec: ModelSpec) -> dict[str, object]:
     """Defaults of the schema, with the values that make the file runnable without changes."""
-    return DEFAULTS | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}
+    return DEFAULTS | {"mock_data": True, "seq_length": min(SHORT_SEQUENCE, spec.max_position_embeddings)}
 
 
 def _format_entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:

@@ -38,7 +38,12 @@ class DeviceRates(Struct, frozen=True, kw_only=True):
     power_w: int | None = None
     sources: dict[str, str] = {}
     """Where each number comes from."""
-    assumptions: tuple[str, ...] = ()
+    assumptions: dict[str, str] = {}
+    """What is assumed where the profile lacks a figure, by precision, `links` or `network`."""
+
+    def list_assumptions(self, precision: str) -> list[str]:
+        """Those that matter for products of a precision."""
+        return [text for name, text in self.assumptions.items() if name not in LOWER_PRECISION or name == precision]
 
 
 def read_rates(profile: Profile, devices_of_node: int) -> DeviceRates:
@@ -60,14 +65,14 @@ def read_rates(profile: Profile, devices_of_node: int) -> DeviceRates:
             f"the profile {name} lacks {lacking}: its step time cannot be predicted",
             f"put {name}.yaml with them into profiles/ of a folder of $PRIMUS_PLUGINS (extends: {name})",
         )
-    assumptions: list[str] = []
+    assumptions: dict[str, str] = {}
     sources = {"peak": profile.source, "memory": profile.source}
     tflops = _choose_products(profile, sources, assumptions)
     link = _choose_link(profile, sources, assumptions)
     network = profile.network_gb_per_s
     if network is None:
         network = 50.0 / share
-        assumptions.append(f"{name} has no network_gb_per_s: one NIC of 400 Gbit/s for each GPU is assumed")
+        assumptions["network"] = f"{name} has no network_gb_per_s: a NIC of 400 Gbit/s for each GPU"
     sources.setdefault("network", "profile: usual NIC of a server" if profile.network_gb_per_s else "assumed")
     return DeviceRates(
         name=name,
@@ -80,28 +85,28 @@ def read_rates(profile: Profile, devices_of_node: int) -> DeviceRates:
         network_gb_per_s=network * USABLE_NETWORK,
         power_w=profile.power_w,
         sources=sources,
-        assumptions=tuple(assumptions),
+        assumptions=assumptions,
     )
 
 
-def _choose_products(profile: Profile, sources: dict[str, str], assumptions: list[str]) -> dict[str, float]:
+def _choose_products(profile: Profile, sources: dict[str, str], assumptions: dict[str, str]) -> dict[str, float]:
     name, peaks = format_typed_name(profile), profile.peaks
     measured: dict[str, float] = {dtype: profile.achieved[dtype] for dtype in PRODUCTS if dtype in profile.achieved}
     sources["products"] = "profile: best measured product (stas00/ml-engineering, MAMF)"
     if "bf16" not in measured:
         factor = TYPICAL_SHARE["amd" if profile.vendor == "amd" else "nvidia"]
         measured["bf16"] = factor * peaks["bf16"]
-        assumptions.append(f"{name} has no measured product: {factor:.0%} of the peak in bf16 is assumed")
+        assumptions["bf16"] = f"{name} has no measured product: {factor:.0%} of the peak in bf16"
     for dtype in PRODUCTS[1:]:
         factor = LOWER_PRECISION[dtype]
         if dtype in peaks and dtype not in measured:
             measured[dtype] = factor * measured["bf16"]
-            assumptions.append(f"{name} has no measured product in {dtype}: {factor} x bf16 is assumed")
+            assumptions[dtype] = f"{name} has no measured product in {dtype}: {factor} x bf16"
     measured["fp32"] = min(peaks.get("tf32") or peaks.get("fp32") or peaks["bf16"] / 8, measured["bf16"] / 2)
     return measured
 
 
-def _choose_link(profile: Profile, sources: dict[str, str], assumptions: list[str]) -> float:
+def _choose_link(profile: Profile, sources: dict[str, str], assumptions: dict[str, str]) -> float:
     if profile.link_gb_per_s:
         sources["links"] = "profile: bus bandwidth of a large gather within a domain"
         return profile.link_gb_per_s
@@ -109,7 +114,7 @@ def _choose_link(profile: Profile, sources: dict[str, str], assumptions: list[st
     speed, width = profile.pcie_gts or 32.0, profile.pcie_width or 16
     rate = USABLE_PCIE * speed * width / 8
     sources["links"] = "PCIe"
-    assumptions.append(
+    assumptions["links"] = (
         f"{name} has no link_gb_per_s: its GPUs are taken to exchange over PCIe, {rate:.0f} GB/s; links are faster"
     )
     return rate

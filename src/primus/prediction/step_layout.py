@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from primus.config.checks import data_parallel_size
 from primus.config.schema import Trainer
 from primus.errors import UsageError
 from primus.models.communication import GroupSizes
@@ -15,6 +16,10 @@ Recompute = Literal["none", "scores", "alternate", "full"]
 second product of a layer with all that is element-wise (torchtitan's selective checkpoints); or the whole layer."""
 Precision = Literal["fp32", "bf16", "fp8", "fp4"]
 """Of matrix products."""
+
+
+OPTIMIZER_SHARDING = ("megatron", "megatron_bridge")
+"""Frameworks whose distributed optimizer shards its state alone (ZeRO-1); the others shard weights too."""
 
 
 class StepLayout(Struct, frozen=True, kw_only=True):
@@ -85,16 +90,7 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
         UsageError: The sizes do not divide the devices, or the batch does not divide over them.
     """
     parallel, training = trainer.parallel, trainer.training
-    model_parallel = (
-        parallel.tensor_model_parallel_size * parallel.context_parallel_size * parallel.pipeline_model_parallel_size
-    )
-    if devices % model_parallel:
-        raise UsageError(
-            f"{devices} devices do not divide into groups of {model_parallel}"
-            " (tensor x context x pipeline parallel sizes)",
-            f"use a multiple of {model_parallel} devices, or other sizes",
-        )
-    data = devices // model_parallel
+    data = data_parallel_size(parallel, devices)
     if (data * parallel.context_parallel_size * parallel.tensor_model_parallel_size) % (
         parallel.expert_model_parallel_size
     ):
@@ -123,11 +119,18 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
         seq_length=training.seq_length,
         precision="fp8" if training.fp8 else "bf16" if training.bf16 else "fp32",
         recompute="full" if training.recompute_activations else "none",
-        sharding="full" if parallel.use_distributed_optimizer else "none",
+        sharding=_find_sharding(trainer),
         sequence_parallel=parallel.sequence_parallel,
         fused=trainer.framework != "torchtitan" or training.compile is not False,
         logit_bytes=0 if native else 12,
     )
+
+
+def _find_sharding(trainer: Trainer) -> Literal["none", "optimizer", "full"]:
+    if not trainer.parallel.use_distributed_optimizer:
+        return "none"
+    has_fsdp = any(_find_setting(trainer.backend_args, name) for name in ("use_megatron_fsdp", "use_torch_fsdp2"))
+    return "optimizer" if trainer.framework in OPTIMIZER_SHARDING and not has_fsdp else "full"
 
 
 def _find_setting(values: dict[str, Any], name: str) -> Any:

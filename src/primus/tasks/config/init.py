@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 import primus
 from primus import registry
@@ -35,15 +36,31 @@ class Options(Struct, frozen=True, kw_only=True):
     """Output file, with the schema for editors beside it (default: standard output)."""
     force: bool = False
     """Overwrite an existing file."""
+    fit: str | None = None
+    """Choose the layout that is predicted to train fastest on these machines: MODEL or MODEL:GPUS, such as mi300x:8."""
+    nnodes: Annotated[int, Meta(ge=1)] = 1
+    """Fit: number of such machines."""
+    batch_tokens: Annotated[int, Meta(ge=1)] = 4_194_304
+    """Fit: tokens of an optimizer step."""
+    engine: str | None = None
+    """Fit: framework that trains (default: native, or the first that can train the model)."""
 
 
 def run(options: Options, context: TaskContext) -> None:
     """Print or write the starting file.
 
     Raises:
-        UsageError: The model does not exist, or the file exists already.
+        UsageError: The model does not exist, the file exists already, or the model fits in no layout.
     """
-    text = _format_file(options.model, context.environ)
+    if options.fit is None and (options.engine or options.nnodes > 1):
+        raise UsageError("--nnodes and --engine choose a layout", "add --fit MODEL:GPUS")
+    if options.fit is None:
+        text = _format_file(options.model, context.environ)
+    else:
+        from primus.tasks.config._fit import FitRequest, format_fitted_file  # searches layouts
+
+        asked = FitRequest(options.fit, options.nnodes, options.batch_tokens, options.engine)
+        text = format_fitted_file(options.model, asked)
     if options.output is None:
         published = f"{primus.SITE_ADDRESS}{reference.SCHEMA_PATH}"
         print(f"# yaml-language-server: $schema={published}\n{text}" if primus.SITE_ADDRESS else text, end="")
