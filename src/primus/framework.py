@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from primus.config.translation.foreign_settings import Translator
     from primus.machine.profile import Library, Profile, Setting
     from primus.machine.workload import JobWorkload
+    from primus.prediction.rank_record import RankRecord
     from primus.runs.attempt import Attempt
     from primus.training_logs.step_reader import StepReader
 
@@ -66,6 +67,16 @@ class Framework(Protocol):
 
         Called by `tune gemm`, which records the matrix products, for ``cuda``; this machine need not have the device.
         Default: not supported; `tune gemm` reads logs or records a step of a run.
+        """
+        raise NotImplementedError
+
+    @optional
+    def run_fake_rank(self, experiment: Experiment, rank: int, world_size: int, devices_per_node: int, /) -> RankRecord:
+        """Execute set-up, one step and what a checkpoint takes, as one rank of a run that does not happen.
+
+        Called by `analyze layout` in a process of its own, without devices, network, data or other ranks. Use fake
+        tensors and a fake process group, and observe the step by `primus.session.fake_run.observer`. Raise what a
+        process of the run would raise. Default: not supported; the message says so.
         """
         raise NotImplementedError
 

@@ -160,7 +160,7 @@ def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
 
 
 def draw_area_chart(
-    title: str, names: Sequence[str], samples: Sequence[tuple[float, Sequence[float]]], unit: str
+    title: str, names: Sequence[str], samples: Sequence[tuple[float, Sequence[float]]], unit: str, axis: str = "ms"
 ) -> Html:
     """Layers over time that add up; each sample has a value for each name, and holds until the next."""
     high = max((sum(values) for _, values in samples), default=1.0) or 1.0
@@ -170,7 +170,7 @@ def draw_area_chart(
         def place(x: float, y: float) -> tuple[float, float]:
             return size.left + x / last * (size.width - size.left - size.right), TOP + HEIGHT - y / high * HEIGHT
 
-        parts = [*_draw_scale(size, 0.0, high, unit), *_draw_axis(size, 0.0, last, "ms")]
+        parts = [*_draw_scale(size, 0.0, high, unit), *_draw_axis(size, 0.0, last, axis)]
         below = [0.0] * len(samples)
         for index, name in enumerate(names):
             above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]

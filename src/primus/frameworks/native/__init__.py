@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from primus.checkpoint.weights import WeightReader
     from primus.config.schema import Experiment, ModelSpec
+    from primus.prediction.rank_record import RankRecord
     from primus.runs.attempt import Attempt
 
 ENGINES = ()
@@ -45,6 +46,13 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
     from primus.frameworks.native.engine import fake_step
 
     fake_step.run_fake_step(experiment, device, observer)
+
+
+def run_fake_rank(experiment: Experiment, rank: int, world_size: int, devices_per_node: int) -> RankRecord:
+    """A step of one rank, executed on fake tensors."""
+    from primus.frameworks.native.engine import fake_rank
+
+    return fake_rank.run_fake_rank(experiment, rank, world_size, devices_per_node)
 
 
 def train_reference(device: torch.device) -> tuple[str, float]:

@@ -13,13 +13,13 @@ from primus.callback import Callback
 from primus.checkpoint.formats.adapter import has_adapter
 from primus.checkpoint.manifest import read_manifest
 from primus.checkpoint.weights import WeightReader
-from primus.config.schema import TrainingConfig
+from primus.config.schema import Trainer, TrainingConfig
 from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
 from primus.frameworks.native.engine.kernel_trial import KernelTrial
-from primus.frameworks.native.engine.layout import build_layout
+from primus.frameworks.native.engine.layout import Layout, build_layout
 from primus.frameworks.native.engine.loss_scale import LossScale
 from primus.frameworks.native.engine.model import (
     Transformer,
@@ -38,7 +38,6 @@ from primus.frameworks.native.engine.step import (
     OVERFLOW,
     SPIKE,
     StepResult,
-    Trainable,
     evaluate_batches,
     prepare_model,
     train_step,
@@ -88,7 +87,8 @@ class NativeEngine(Engine):
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
         layout = read_own_settings(session.trainer, LayoutSettings)
         self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, layout)
-        trainable = self._build_trainable(session, dtype)
+        built = build_unsharded(session.trainer, self._layout, dtype, session.data.eod_id)
+        trainable = prepare_model(built, device=processes.device, compile=session.compiled)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
         settings = read_own_settings(session.trainer, TrainingSettings)
@@ -214,23 +214,30 @@ class NativeEngine(Engine):
     def _restore(self, start: ResumePoint) -> None:
         restore_state(start, self.model, self._optimizer, self._processes, self._loss_scale_state)
 
-    def _build_trainable(self, session: Session, dtype: torch.dtype) -> Trainable:
-        """The model, sharded if there are several processes; its weights are not filled yet."""
-        trainer = session.trainer
-        training = trainer.training
-        groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
-        stage = choose_layers(trainer.model.num_layers, self._layout.pipeline, groups)
-        settings = read_own_settings(trainer, TrainingSettings)
-        if settings.main_params_dtype == "bf16" and dtype is torch.float32:
-            dtype = torch.bfloat16
-        built = build_model(trainer.model, "meta", training.seed, dtype, self._layout, stage)
-        built.configure(training, settings)
-        apply_router_settings(built, read_own_settings(trainer, RouterSettings))
-        built.documents = build_document_handling(trainer.data, session.data.eod_id)
-        adapters = read_adapter_settings(trainer.backend_args, AdapterSettings)
-        if adapters.peft != "none":
-            add_adapters(built, adapters)
-        return prepare_model(built, device=self._processes.device, compile=session.compiled)
+
+def build_unsharded(trainer: Trainer, layout: Layout, dtype: torch.dtype, eod_id: int | None) -> Transformer:
+    """The part of the model that a process has, on the meta device, as the experiment computes it.
+
+    Args:
+        trainer: The experiment.
+        layout: The processes.
+        dtype: Of the parameters, unless the experiment has them in bf16.
+        eod_id: The end-of-document token of the data, if it is known.
+    """
+    training = trainer.training
+    groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
+    stage = choose_layers(trainer.model.num_layers, layout.pipeline, groups)
+    settings = read_own_settings(trainer, TrainingSettings)
+    if settings.main_params_dtype == "bf16" and dtype is torch.float32:
+        dtype = torch.bfloat16
+    built = build_model(trainer.model, "meta", training.seed, dtype, layout, stage)
+    built.configure(training, settings)
+    apply_router_settings(built, read_own_settings(trainer, RouterSettings))
+    built.documents = build_document_handling(trainer.data, eod_id)
+    adapters = read_adapter_settings(trainer.backend_args, AdapterSettings)
+    if adapters.peft != "none":
+        add_adapters(built, adapters)
+    return built
 
 
 def _build_loss_window(config: TrainingConfig, device: torch.device) -> LossWindow | None:

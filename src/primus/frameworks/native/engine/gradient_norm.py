@@ -11,6 +11,7 @@ from torch import Tensor
 from primus.frameworks.native.engine.layout import ALONE, Axis
 from primus.frameworks.native.engine.ops import choose_wide_dtype
 from primus.frameworks.native.engine.placement import PlacedWeight
+from primus.frameworks.native.engine.planned_device import is_on_cpu
 
 MAX_ROW_ELEMENTS = 2**10
 """Elements whose norm is float32. PyTorch gives whole rows to its threads, so that their number changes no bit; a sum
@@ -55,7 +56,7 @@ def compute_gradient_norm(gradients: Sequence[PlacedWeight], stages: Axis = ALON
 
 def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
     """The sum of squares of tensors, in float64 on CPU, in float32 or wider on devices."""
-    if parts[0].device.type != "cpu":
+    if not is_on_cpu(parts[0]):
         return torch.stack(torch._foreach_norm(list(parts))).square_().sum()
     norms = torch.cat([norms.double() for part in parts for norms in _compute_row_norms(part)])
     return torch.stack([chunk.sum() for chunk in norms.square_().split(CHUNK_ROWS)]).sum()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from primus.frameworks.native.engine.ops import choose_wide_dtype
+from primus.frameworks.native.engine.planned_device import is_on_cpu
 
 IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
@@ -77,10 +78,10 @@ def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
     One tile in float32 on the CPU, where gradients of the head accumulate in place at no loss; bfloat16 gradients
     are summed over as many tokens as possible before they are rounded.
     """
-    eager_cpu = hidden.device.type == "cpu" and not torch.compiler.is_compiling()
+    eager_cpu = is_on_cpu(hidden) and not torch.compiler.is_compiling()
     if eager_cpu and hidden.dtype == torch.float32:
         return TILE
-    memory = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["default"])
+    memory = CHUNK_BYTES["cpu" if is_on_cpu(hidden) else "default"]
     return max(TILE, memory // (vocabulary * hidden.element_size()) // TILE * TILE)
 
 
@@ -170,9 +171,9 @@ def _compute_losses_and_gradient(
     if part is not None:
         return _exponentiate_part(hidden_cD @ weight_VD.t(), index_c1, part.group)
     num_tokens, is_compiling = hidden_cD.shape[0], torch.compiler.is_compiling()
-    if hidden_cD.device.type == "cpu" and not is_compiling:
+    if is_on_cpu(hidden_cD) and not is_compiling:
         return _compute_in_tiles(hidden_cD, weight_VD, index_c1)
-    is_tiled = hidden_cD.device.type == "cpu"
+    is_tiled = is_on_cpu(hidden_cD)
     tile = max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)) if is_tiled else num_tokens
     parts = [
         _exponentiate_logits(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in _split_spans(num_tokens, tile)
@@ -267,6 +268,6 @@ def _concatenate_parts(parts: list[Tensor]) -> Tensor:
 
 def _scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
     """gradient x factor; the factor is 1 unless the loss was scaled, and reading it on the CPU costs nothing."""
-    if factor.device.type == "cpu" and not torch.compiler.is_compiling() and factor.item() == 1.0:
+    if is_on_cpu(factor) and not torch.compiler.is_compiling() and factor.item() == 1.0:
         return gradient
     return gradient * factor

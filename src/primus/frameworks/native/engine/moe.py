@@ -7,7 +7,7 @@ each expert of each token, sorted by expert), F width of an expert, G = 2 F.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,6 +62,9 @@ class MixtureOfExperts(nn.Module):
         self.router, self.experts, self.shared = Router(spec, layout.sequence), Experts(spec, layout.expert), shared
         self.capacity_factor: float | None = None
         """Rows of an expert as a multiple of an even share; nothing is dropped if None."""
+        self.read_counts: Callable[[Tensor, int], list[int]] = read_counts
+        """Gives rows for each process on the host, of so many if tokens go to experts evenly, which fake runs
+        assume."""
 
     def forward(self, x_BSD: Tensor, loss_weight: Tensor | None = None) -> Tensor:
         """The sum of the experts of each token.
@@ -97,7 +100,8 @@ class MixtureOfExperts(nn.Module):
         dist.all_to_all_single(arriving_PE, counts_E, group=axis.group)
         arriving_PE = arriving_PE.view(axis.size, -1)
         # The sizes of the exchange are needed on the host, which waits for the router here.
-        sent, received = counts_E.view(axis.size, -1).sum(1).tolist(), arriving_PE.sum(1).tolist()
+        sent = self.read_counts(counts_E.view(axis.size, -1).sum(1), rows_RD.shape[0])
+        received = self.read_counts(arriving_PE.sum(1), rows_RD.shape[0])
         rows_RD = exchange_rows(rows_RD, sent, received, axis)
         scores_R = exchange_rows(scores_R, sent, received, axis)
         local_experts = torch.arange(arriving_PE.shape[1], device=counts_E.device).repeat(axis.size)
@@ -215,6 +219,12 @@ def _keep_best_groups(order_TE: Tensor, num_groups: int, num_kept: int, by_two: 
     best_TN = grouped_TNM.topk(min(2 if by_two else 1, grouped_TNM.shape[2]), -1).values.sum(-1)
     is_kept_TN = torch.zeros_like(best_TN, dtype=torch.bool).scatter(1, best_TN.topk(num_kept, -1).indices, True)
     return grouped_TNM.masked_fill(~is_kept_TN.unsqueeze(-1), -math.inf).flatten(1)
+
+
+def read_counts(counts_P: Tensor, _: int) -> list[int]:
+    """The values of `counts_P`."""
+    found: list[int] = counts_P.tolist()
+    return found
 
 
 def plan_rows(experts_TK: Tensor, counts_E: Tensor) -> RowPlan:

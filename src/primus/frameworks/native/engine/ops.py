@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 
+from primus.frameworks.native.engine.planned_device import is_eager_on_cpu, is_on_cpu
+
 QUERY_ROWS = 128
 """Queries in one block of the attention's backward pass: the scores of a block stay in the cache."""
 
@@ -28,7 +30,7 @@ def choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32 inside (arXiv 1910.07467, equation 4)."""
-    if _is_eager_on_cpu(x):
+    if is_eager_on_cpu(x):
         return _RMSNorm.apply(x, weight_D, epsilon)
     wide = x.to(choose_wide_dtype(x.dtype))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -37,7 +39,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, where gate and up are the halves of the last dimension (arXiv 2002.05202, equation 6)."""
-    if _is_eager_on_cpu(gate_up):
+    if is_eager_on_cpu(gate_up):
         return _SwiGLU.apply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
@@ -46,7 +48,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def derive_swiglu(grad: Tensor, gate_up: Tensor) -> Tensor:
     """Gradient of `swiglu` with respect to its input."""
     gate, up = gate_up.chunk(2, -1)
-    if not _is_eager_on_cpu(gate_up):
+    if not is_eager_on_cpu(gate_up):
         opened = torch.sigmoid(gate)
         return torch.cat((grad * up * opened * (1 + gate * (1 - opened)), grad * gate * opened), -1)
     grad_gate_up = torch.empty_like(gate_up)
@@ -63,7 +65,7 @@ def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor
     The tables come from `rope.compute_tables`, whose sine is negative in its first half; they are [B, S, 1, C] if the
     sequences have different positions.
     """
-    if _is_eager_on_cpu(x_BSHC):
+    if is_eager_on_cpu(x_BSHC):
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
     first, second = x_BSHC.chunk(2, -1)
     cosine, sine = cosine_S1C.chunk(2, -1)[1], sine_S1C.chunk(2, -1)[1]
@@ -87,7 +89,7 @@ def causal_attention(
     if mask is not None:
         return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, mask)
     is_whole = q_BHSC.shape[2] == k_BKSC.shape[2]
-    if is_whole and q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
+    if is_whole and is_on_cpu(q_BHSC) and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
         return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
     return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
@@ -122,11 +124,6 @@ def _attend_with_sinks(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Ten
     sinks = sinks_H.to(q_BHSC.dtype).view(1, -1, 1, 1).expand(hidden.shape[0], -1, length, -1)
     k_BKSC, v_BKSC = (F.pad(x, (0, 0, 0, 1)) for x in (k_BKSC, v_BKSC))
     return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, torch.cat((heads, sinks), -1))
-
-
-def _is_eager_on_cpu(x: Tensor) -> bool:
-    # The compiler fuses the plain formulas itself.
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _RMSNorm(torch.autograd.Function):

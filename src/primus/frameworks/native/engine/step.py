@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,17 @@ from primus.frameworks.native.engine.moe import Router, list_balanced_routers, u
 from primus.frameworks.native.engine.pipeline import Batch, Pipeline
 from primus.frameworks.native.engine.placement import PlacedWeight
 from primus.frameworks.native.engine.spikes import LossWindow
-from primus.session.timing.compute_timer import ComputeTimer
 
 NONFINITE, SPIKE, OVERFLOW = 1.0, 2.0, 3.0
 """Why a step was skipped."""
+
+
+class PassTimer(Protocol):
+    """Measures passes."""
+
+    def measure_step(self) -> AbstractContextManager[None]:
+        """Those of one micro batch, or of all in a pipeline."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Trainable:
     """Runs the passes, if the layers are those of a pipeline stage."""
     window: LossWindow | None = None
     """Finds the steps whose loss is a spike; None if spikes are steps like others."""
-    timer: ComputeTimer | None = None
+    timer: PassTimer | None = None
     """Measures the passes."""
     balanced_routers: Sequence[Router] = ()
     """Routers whose biases change after each step."""
@@ -86,9 +94,16 @@ def prepare_model(model: Transformer, *, device: torch.device | str, compile: bo
         device: Where it trains.
         compile: torch.compile of the model with its loss (of each layer if there are several processes).
     """
-    device, layout = torch.device(device), model.layout
+    device = torch.device(device)
     if device.type == "cpu":
         keep_freed_memory()
+    shard_model(model, compile=compile)
+    return allocate_model(model, device=device, compile=compile)
+
+
+def shard_model(model: Transformer, *, compile: bool) -> None:
+    """The first part of `prepare_model`, which allocates nothing for a model on the meta device."""
+    layout = model.layout
     is_alone = layout.losses is None
     # Each layer is compiled for itself: a graph of the whole model would contain the exchanges between processes.
     if compile and not is_alone:
@@ -98,12 +113,16 @@ def prepare_model(model: Transformer, *, device: torch.device | str, compile: bo
     meshes = [layout.shard_mesh, layout.expert_mesh if model.spec.num_experts else None]
     if layout.shard_mesh is not None and any(mesh is not None and mesh.size() > 1 for mesh in meshes):
         _shard_model(model, layout.shard_mesh)
+
+
+def allocate_model(model: Transformer, *, device: torch.device, compile: bool) -> Trainable:
+    """The second part of `prepare_model`."""
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=device)
     else:
         model.to(device)
-    loss = torch.compile(model) if compile and is_alone else model
-    pipeline = Pipeline(model, device) if layout.pipeline.size > 1 else None
+    loss = torch.compile(model) if compile and model.layout.losses is None else model
+    pipeline = Pipeline(model, device) if model.layout.pipeline.size > 1 else None
     return Trainable(model, loss, device, pipeline, balanced_routers=list_balanced_routers(model))
 
 

@@ -1,0 +1,118 @@
+"""A layout on a machine: its ranks are executed on fake tensors, and their memory is compared with the devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct, structs
+
+from primus.config.load import Resolved
+from primus.errors import UsageError
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.facts import MachineFacts
+from primus.models import training_memory
+from primus.prediction.fake_ranks import check_world_size, choose_ranks, run_ranks
+from primus.prediction.layout_verdict import RankFit, judge_memory
+from primus.prediction.rank_record import RankRecord
+
+
+class LayoutMachine(Struct, frozen=True, kw_only=True):
+    """Nodes that are alike."""
+
+    name: str
+    """Model of the devices, or ``CPU``."""
+    nnodes: int
+    devices_per_node: int
+    device_bytes: int | None
+    """Memory of each device; None where it is not known."""
+    facts: MachineFacts
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.devices_per_node
+
+
+class LayoutReport(Struct, frozen=True, kw_only=True):
+    """What the executed ranks of a layout do."""
+
+    experiment: str
+    framework: str
+    machine: str
+    nnodes: int
+    world_size: int
+    device_bytes: int | None
+    records: tuple[RankRecord, ...]
+    fit: tuple[RankFit, ...]
+    """Of each record; empty where the memory of a device is not known."""
+    fits: bool
+    seconds: float
+
+
+def describe_machine(assume: str | None, facts: Callable[[], MachineFacts], nnodes: int) -> LayoutMachine:
+    """The nodes that a command means: assumed ones, or as many as this machine.
+
+    Raises:
+        UsageError: The assumed model does not exist.
+    """
+    found = facts() if assume is None else build_assumed_machine(assume)
+    sizes = [device.memory_bytes for device in found.devices if device.memory_bytes]
+    host = [each for each in (found.memory.total_bytes, found.memory.limit_bytes) if each]
+    # Devices with several dies are as many processes, each with its part of the memory.
+    parts = [part.memory_bytes for device in found.devices for part in device.partitions if part.memory_bytes]
+    count = sum(max(1, len(device.partitions)) for device in found.devices) or 1
+    return LayoutMachine(
+        name=str(found.model or "GPU") if found.devices else "CPU",
+        nnodes=nnodes,
+        devices_per_node=count,
+        device_bytes=min(parts or sizes or ([] if found.devices else host), default=None),
+        facts=found,
+    )
+
+
+def execute_layout(resolved: Resolved, machine: LayoutMachine, ranks: str, environ: Mapping[str, str]) -> LayoutReport:
+    """Execute ranks of an experiment on a machine.
+
+    Raises:
+        UsageError: The layout cannot run.
+        PrimusError: A process of a rank was killed, or took too long.
+    """
+    started = time.monotonic()
+    asked = resolved.experiment
+    if machine.name == "CPU" and asked.trainer.training.device == "auto":
+        training = structs.replace(asked.trainer.training, device="cpu")
+        asked = structs.replace(asked, trainer=structs.replace(asked.trainer, training=training))
+    check_world_size(resolved, machine.world_size)
+    check_lower_bound(resolved, machine)
+    chosen = choose_ranks(ranks, asked.trainer, machine.world_size)
+    answers = run_ranks(asked, chosen, machine.world_size, machine.devices_per_node, environ)
+    for answer in answers:
+        if answer.record is None:
+            raise UsageError(f"rank {answer.rank} of {machine.world_size}: {answer.problem}", answer.hint)
+    records = tuple(answer.record for answer in answers if answer.record is not None)
+    memory = machine.device_bytes
+    fit = tuple(judge_memory(record, memory) for record in records) if memory else ()
+    return LayoutReport(
+        experiment=asked.exp_name,
+        framework=asked.trainer.framework,
+        machine=machine.name,
+        nnodes=machine.nnodes,
+        world_size=machine.world_size,
+        device_bytes=memory,
+        records=records,
+        fit=fit,
+        fits=all(each.fits for each in fit),
+        seconds=time.monotonic() - started,
+    )
+
+
+def check_lower_bound(resolved: Resolved, machine: LayoutMachine) -> None:
+    """Refuse what weights, gradients and optimizer state already exclude.
+
+    Raises:
+        UsageError: They need more than the devices have; says by how much and what would fit.
+    """
+    need = training_memory.estimate_need(resolved.experiment.trainer)
+    fit = training_memory.compare_with_machine(need, machine.facts, machine.nnodes)
+    if fit is not None and not fit.fits:
+        raise UsageError(fit.format_problem(), fit.format_remedy())
