@@ -80,7 +80,7 @@ def test_no_published_result_that_is_shipped_is_above_the_peak_of_its_device(eac
     assert found.causal is not None and lowest < found.causal < 0.75
     assert not found.problem and not found.doubt
     if each.tflops_per_device and not each.model.startswith(COUNTED_OTHERWISE):  # a digit that is wrong shows here
-        rounding = 0 if each.tokens_per_s_per_device % 16 else 0.015  # some releases round to "26.5 K", 27136
+        rounding = 0 if each.tokens_per_s_per_device % 16 else 0.02  # some releases round to "26.5 K", 27136
         shares = [share * found.peak_tflops for share in (found.causal, found.full) if share and found.peak_tflops]
         assert min(abs(share / each.tflops_per_device - 1) for share in shares) < 0.005 + rounding
 
