@@ -6,14 +6,16 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
-from primus.checkpoint.initial_values import draw_initial_rows
+from primus.checkpoint.initial_values import InitialMatrix, draw_parts, split_initial_value
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, moe, ops, rope
@@ -24,7 +26,7 @@ from primus.frameworks.native.engine.collectives import (
     take_context,
 )
 from primus.frameworks.native.engine.layers import Linear, RMSNorm, RowLinear, attend
-from primus.frameworks.native.engine.layout import ALONE, Layout
+from primus.frameworks.native.engine.layout import ALONE, Axis, Layout
 from primus.frameworks.native.engine.loss import HeadPart, add_loss, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
@@ -68,11 +70,42 @@ def build_model(
 
 
 def initialize_weights(model: Transformer, seed: int) -> None:
-    """Fill every weight in place, whole or in part, from `seed` and the weight's name (`draw_initial_rows`)."""
+    """Fill every weight in place, whole or in part, from `seed` and the weight's name (`draw_initial_value`).
+
+    The processes of a pipeline stage draw different matrices, in turns, and send them to each other: one that drew all
+    of them would need a minute for 6 billion values.
+    """
     fill_frequencies(model)
-    for name, weight in _list_own_weights(model):
-        for begin, rows in draw_initial_rows(name, weight.shape, model.spec, seed):
-            weight.fill(rows, begin)
+    named = _list_own_weights(model)
+    matrices = [(weight, each) for name, weight in named for each in split_initial_value(name, weight.shape)]
+    for weight, matrix in matrices:
+        if matrix.is_constant:
+            weight.fill(next(draw_parts(matrix, model.spec, seed)))
+    drawn = sorted((each for each in matrices if not each[1].is_constant), key=lambda each: -math.prod(each[1].shape))
+    stage = model.layout.stage
+    for first in range(0, len(drawn), stage.size):
+        _draw_together(drawn[first : first + stage.size], stage, model.spec, seed)
+
+
+def _draw_together(turn: Sequence[tuple[PlacedWeight, InitialMatrix]], stage: Axis, spec: ModelSpec, seed: int) -> None:
+    """Draw a matrix in each process, and send its rows to all; memory is needed for two parts of a matrix."""
+    own = draw_parts(turn[stage.rank][1], spec, seed) if stage.rank < len(turn) else iter(())
+    for number in range(max(len(matrix.split_rows()) for _, matrix in turn)):
+        drawn = next(own, None)
+        for owner, (weight, matrix) in enumerate(turn):
+            if number >= len(matrix.split_rows()):
+                continue
+            begin, count = matrix.split_rows()[number]
+            if owner == stage.rank and drawn is not None:
+                rows = drawn.to(weight.local)
+            else:
+                rows = weight.local.new_empty(count, *matrix.shape[1:])
+            if stage.size > 1:
+                dist.broadcast(rows, group=stage.group, group_src=owner)
+            if matrix.expert is None:
+                weight.fill(rows, begin)
+            else:
+                weight.fill(rows.unsqueeze(0), matrix.expert)
 
 
 def fill_frequencies(model: Transformer) -> None:
