@@ -3,8 +3,9 @@
     python benchmarks/prediction_errors.py            # the table, as Markdown
     python benchmarks/prediction_errors.py --refit    # finds the constants again, from the rows marked `fit` alone
 
-The rows are src/primus/prediction/published_steps.yaml. Held rows are never fitted to. A pair of rows of one model with
-the same device, number of devices, precision and length is in the right order if the faster one is predicted faster.
+The rows are src/primus/prediction/published_steps.yaml; held rows are never fitted to. Later rows are those of
+src/primus/comparison/report/published_results.yaml with another layout or device than these. A pair of rows of one
+model with the same device, number of devices and length is in the right order if the faster one is predicted faster.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from msgspec import structs
 
+from primus.comparison.report.published_results import PublishedResult, read_published_results
 from primus.config.schema import ModelSpec
 from primus.prediction.device_rates import DeviceRates
 from primus.prediction.published_steps import PublishedStep, read_published_steps
+from primus.prediction.step_layout import Precision, StepLayout
 from primus.prediction.step_time import FITTED, FittedConstants, predict_step
 
 BOUNDS = {
@@ -37,6 +40,7 @@ BOUNDS = {
     "weights_exposed": (0, 0.4),
 }
 """What each constant may be."""
+PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 Prepared = tuple[PublishedStep, ModelSpec, DeviceRates]
 
 
@@ -44,12 +48,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--refit", action="store_true", help="find the constants again")
     options = parser.parse_args()
-    rows = [(row, row.spec, row.read_rates()) for row in read_published_steps()]
+    rows = prepare_rows()
     if options.refit:
         found = refit([row for row in rows if row[0].use == "fit"])
         print("\n".join(f"{name} = {value:.3g}" for name, value in structs.asdict(found).items()))
         return
     print(format_table(rows))
+
+
+def prepare_rows() -> list[Prepared]:
+    """All rows with their models and rates."""
+    steps = read_published_steps()
+    known = {(row.model, row.device, row.layout) for row in steps}
+    later = [row for row in map(convert_result, read_published_results()) if row]
+    new = [row for row in later if (row.model, row.device, row.layout) not in known]
+    return [(row, row.spec, row.read_rates()) for row in (*steps, *new)]
+
+
+def convert_result(result: PublishedResult) -> PublishedStep | None:
+    """A published result with a whole layout as a held row; None if the source does not state one."""
+    sizes = result.layout
+    if sizes is None or not (result.devices and result.global_batch_size and result.seq_length):
+        return None
+    layout = StepLayout(
+        devices=result.devices,
+        tensor=sizes.tensor,
+        pipeline=sizes.pipeline,
+        virtual=sizes.virtual,
+        context=sizes.context,
+        expert=sizes.expert,
+        micro_batch=result.micro_batch_size or 1,
+        global_batch=result.global_batch_size,
+        seq_length=result.seq_length,
+        precision=PRECISIONS[result.precision],
+        sharding="full" if sizes.is_sharded else "optimizer",
+        tensor_overlap=sizes.tensor > 1,
+    )
+    return PublishedStep(
+        use="held",
+        model=result.model,
+        device=result.device.lower(),
+        tokens_per_s=result.tokens_per_s_per_device,
+        source=f"{result.source}, {result.version}",
+        layout=layout,
+    )
 
 
 def find_error(row: Prepared, fitted: FittedConstants = FITTED) -> float:

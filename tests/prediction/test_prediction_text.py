@@ -92,7 +92,7 @@ def test_the_page_of_scaling_has_charts(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["direct", "--", "analyze", "scaling", "--config", str(EXAMPLE), "--assume", "mi300x:8"]
     assert main([*words, "--nnodes", "1,8", "--output", str(page)]) == 0
     assert "efficiency" in capsys.readouterr().out
-    assert page.read_text().count("<svg") == 4
+    assert page.read_text().count("<svg") == 6  # each wide and narrow
     assert main([*words, "--nnodes", "1,x"]) == 2
     assert "--nnodes 1,x" in capsys.readouterr().err
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from primus.prediction.scaling import RESTART_S, ScalingPoint
-from primus.report.charts import draw_line_chart
+from primus.report.bar_chart import ChartBar, draw_bar_chart
+from primus.report.charts import draw_share_bar
 from primus.report.page import format_page, join_fragments, make_paragraph, make_table
 from primus.report.table import format_duration, format_table
 
@@ -58,24 +58,28 @@ def _list_remarks(points: Sequence[ScalingPoint], assumptions: Sequence[str]) ->
     ]
 
 
+def _list_shares(point: ScalingPoint) -> list[tuple[str, float]]:
+    """What a day is spent on."""
+    waiting = {"waiting for collectives": point.communication, "bubble": point.bubble}
+    computing = 1 - sum(waiting.values())
+    parts = {"computing": computing, **waiting}
+    return [
+        *((name, share * point.useful) for name, share in parts.items()),
+        ("saves, lost work, restarts", 1 - point.useful),
+    ]
+
+
 def format_scaling_page(title: str, points: Sequence[ScalingPoint], assumptions: Sequence[str]) -> str:
     """The page: speed, where the time goes, and the table."""
-    places = [math.log2(point.nodes) for point in points]
-    axis = "nodes, as a power of 2"
-    pairs = list(zip(places, points, strict=True))
-    speed = draw_line_chart(
-        "Speed of one GPU", [("tokens/s/GPU", [(x, point.tokens_per_s_per_device) for x, point in pairs])], "", axis
-    )
-    shares = draw_line_chart(
-        "Where the time goes",
+    speed = draw_bar_chart(
+        "Speed of one GPU, tokens/s",
         [
-            ("waiting for collectives", [(x, 100 * point.communication) for x, point in pairs]),
-            ("bubble", [(x, 100 * point.bubble) for x, point in pairs]),
-            ("saves, lost work and restarts", [(x, 100 * (1 - point.useful)) for x, point in pairs]),
+            ChartBar(f"{point.nodes:,} nodes", point.tokens_per_s_per_device, f"{point.tokens_per_s_per_device:,.0f}")
+            for point in points
         ],
-        "%",
-        axis,
     )
+    shares = join_fragments(*(draw_share_bar(f"{point.nodes:,} nodes", _list_shares(point)) for point in points))
     table = make_table(HEADER, [_list_cells(point) for point in points], right=range(len(HEADER)))
     remarks = join_fragments(*(make_paragraph(text) for text in _list_remarks(points, assumptions)))
-    return format_page(title, [("", speed), ("", shares), ("Numbers", table), ("What it rests on", remarks)])
+    sections = [("", speed), ("Where the time goes", shares), ("Numbers", table), ("What it rests on", remarks)]
+    return format_page(title, sections)

@@ -29,15 +29,15 @@ class FittedConstants(Struct, frozen=True, kw_only=True):
     them again.
     """
 
-    product_share: float = 0.799
+    product_share: float = 0.845
     """Of the best product's rate, that products of a model reach in bf16."""
-    low_product_share: float = 0.871
+    low_product_share: float = 0.894
     """The same in fp8 and fp4."""
-    attention_share: float = 0.477
+    attention_share: float = 0.416
     """Of the best product's rate in bf16, that attention reaches."""
-    memory_share: float = 0.705
+    memory_share: float = 0.703
     """Of the peak memory bandwidth, that element-wise kernels reach."""
-    half_rows: float = 911.0
+    half_rows: float = 1000.0
     """Rows of an expert at which a grouped product reaches half of the rate of a large one."""
     operator_us: float = 8.0
     """Host time of one call to the device: 5 to 8 us."""
@@ -46,7 +46,7 @@ class FittedConstants(Struct, frozen=True, kw_only=True):
     tensor_exposed: float = 0.2
     """Share of tensor-parallel collectives in pieces that products do not hide; the plain ones are not hidden."""
     context_exposed: float = 0.5
-    expert_exposed: float = 0.684
+    expert_exposed: float = 0.662
     weights_exposed: float = 0.4
     """Share of gathers of weights and scatters of gradients that computation does not hide."""
 
@@ -54,8 +54,9 @@ class FittedConstants(Struct, frozen=True, kw_only=True):
 FITTED = FittedConstants()
 QUANTIZED_BYTES = 6
 """Read and written to quantize one value of a product's input in fp8: its maximum, the value, and its two layouts."""
-LATENCY_US = 15.0
-"""Of one collective (NCCL and RCCL with small messages within a node: 10 to 20 us)."""
+CALL_US, LINK_HOP_US, NETWORK_HOP_US = 8.4, 3.4, 14.0
+"""Of one collective, and of each step of its ring over a link and over the network (NCCL `src/graph/tuning.cc`, baseLat
+and hwLat of Ring with Simple)."""
 BACKWARD_ATTENTION = 2.5
 """Backward pass of attention over its forward pass (FlashAttention-2, arXiv:2307.08691, section 3.1)."""
 UNFUSED = 2.2
@@ -241,13 +242,15 @@ def _time_collective(each: StepCollective, layout: StepLayout, rates: DeviceRate
     """Seconds of all calls of one kind in a micro batch, or in a step."""
     inside = _count_members(each, rates)
     link, network = rates.link_gb_per_s * 1e9, rates.network_gb_per_s * 1e9
-    latency = each.calls * LATENCY_US * 1e-6
+    latency = each.calls * each.parts * CALL_US * 1e-6
     if each.pattern == "send":
         return each, each.moved_bytes * each.calls / (link if inside > 1 else network) + latency
     if each.pattern == "ring":
         # Each of the members of a node has a ring with a NIC of its own; links carry all of them.
         rate = link if inside == each.size else min(link, network * inside)
-        return each, _count_sent(each) / rate + latency
+        nodes = -(-each.size // inside)
+        hops = (each.size - nodes) * LINK_HOP_US + (nodes - 1) * NETWORK_HOP_US
+        return each, _count_sent(each) / rate + latency + each.calls * each.parts * hops * 1e-6
     sent = each.moved_bytes * each.calls
     within = sent * (inside - 1) / each.size / link
     across = sent * (each.size - inside) / each.size / network

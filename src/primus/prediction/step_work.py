@@ -64,6 +64,8 @@ class StepCollective(Struct, frozen=True, kw_only=True):
     """Size of the whole buffer of one call, or of what one device sends."""
     calls: float
     """In a micro batch, or in a step."""
+    parts: int = 1
+    """Of a call, that are exchanged one after the other: the sharded weights of each layer."""
     scope: Scope
     size: int
     stride: int
@@ -291,12 +293,15 @@ def _list_collectives(
         name="pipeline", pattern="send", moved_bytes=passed, calls=2 * layout.virtual, scope="micro batch",
         size=layout.pipeline, stride=tp * cp * layout.data,
     )  # fmt: skip
-    yield from _list_weight_collectives(layout, parameters - experts, layout.data * cp, tp)
+    layers = max(1, len(held))
+    yield from _list_weight_collectives(layout, parameters - experts, layout.data * cp, tp, layers)
     stride = groups.expert_stride * layout.expert
-    yield from _list_weight_collectives(layout, experts, groups.num_expert_copies, stride)
+    yield from _list_weight_collectives(layout, experts, groups.num_expert_copies, stride, layers)
 
 
-def _list_weight_collectives(layout: StepLayout, held: float, size: int, stride: int) -> Iterator[StepCollective]:
+def _list_weight_collectives(
+    layout: StepLayout, held: float, size: int, stride: int, layers: int
+) -> Iterator[StepCollective]:
     """Weights are gathered for both passes and gradients scattered, for each micro batch (FSDP) or once a step."""
     if not held:
         return
@@ -306,12 +311,19 @@ def _list_weight_collectives(layout: StepLayout, held: float, size: int, stride:
     gathers = 2 if full else 1 if layout.sharding == "optimizer" else 0
     width = 1 if layout.precision == "fp8" and full else BYTES
     yield StepCollective(
-        name="weights", pattern="ring", moved_bytes=held * width, calls=gathers, scope=scope, size=size, stride=stride
+        name="weights",
+        pattern="ring",
+        moved_bytes=held * width,
+        calls=gathers,
+        parts=layers,
+        scope=scope,
+        size=size,
+        stride=stride,
     )
     reductions = 1 if gathers else 2
     yield StepCollective(
-        name="gradients", pattern="ring", moved_bytes=held * MASTER_BYTES, calls=reductions, scope=scope, size=size,
-        stride=stride,
+        name="gradients", pattern="ring", moved_bytes=held * MASTER_BYTES, calls=reductions, parts=layers, scope=scope,
+        size=size, stride=stride,
     )  # fmt: skip
 
 

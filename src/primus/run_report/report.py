@@ -13,6 +13,7 @@ from primus.report import table
 from primus.report.benchmark_history import read_best_figures
 from primus.run_report.advice import SuggestedChange, describe_limit, suggest_changes
 from primus.run_report.facts import RankCompute, RunFacts, collect_facts
+from primus.run_report.speed_check import SpeedCheck, check_speed
 from primus.runs.store import Run
 from primus.traces.find_files import find_run_traces
 from primus.traces.format import format_us, list_timeline_rows
@@ -40,6 +41,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     """Of the newest profile; None if the run recorded none."""
     best_gemm_tflops: float | None = None
     """Of the fastest matrix product in the type of the run that `benchmark gemm` has measured on this device."""
+    speed: SpeedCheck | None = None
+    """Beside the prediction and published rows; None for a CPU, or a device without figures."""
 
 
 class RunTable(Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ def build_report(run: Run, environ: Mapping[str, str] | None = None) -> RunRepor
         changes=suggest_changes(facts, trace),
         trace=trace,
         best_gemm_tflops=_find_best_gemm(facts, environ),
+        speed=check_speed(run, facts.started, facts.steady_step_s, facts.tokens_per_s),
     )
 
 
@@ -135,6 +139,8 @@ def list_tables(report: RunReport) -> Iterator[RunTable]:
     if facts.time:
         rows = [[part.what, f"{part.seconds:,.1f} s", f"{part.share:.1%}"] for part in facts.time]
         yield RunTable(title="Time of the run", header=["", "time", "share"], rows=rows, right=[1, 2])
+    if report.speed is not None:
+        yield from _list_speed_tables(report.speed)
     if report.trace is not None:
         yield from _list_trace_tables(report.trace)
     measured = [rank for rank in facts.ranks if rank.compute_time_s is not None]
@@ -144,6 +150,29 @@ def list_tables(report: RunReport) -> Iterator[RunTable]:
     if facts.settings:
         rows = [[name, str(value)] for name, value in facts.settings.items()]
         yield RunTable(title="Settings", header=["", ""], rows=rows)
+
+
+def _list_speed_tables(speed: SpeedCheck) -> Iterator[RunTable]:
+    """Predicted beside measured, and published rows with what their settings explain."""
+    terms = sorted(speed.terms.items(), key=lambda pair: -pair[1])
+    yield RunTable(
+        title="Predicted step",
+        header=["term", "time", "share"],
+        rows=[[name, f"{time:.4g} s", f"{time / speed.predicted_s:.1%}"] for name, time in terms],
+        right=[1, 2],
+        text=(
+            f"{speed.layout}: predicted {speed.predicted_s:.4g} s, measured {speed.measured_s:.4g} s"
+            f" ({speed.ratio:.2f} times); memory predicted: {speed.predicted_memory_gib:.1f} GiB"
+        ),
+    )
+    for row in speed.published:
+        yield RunTable(
+            title=f"Published: {row.tokens_per_s_per_device:,.0f} tokens/s of a device, {row.ratio:.2f} times this run",
+            header=["setting", "here", "there", "explains"],
+            rows=[[each.setting, each.here, each.there, f"{each.factor:.2f} times"] for each in row.settings],
+            right=[3],
+            text=f"{row.source}; not explained by settings: {row.unexplained:.2f} times",
+        )
 
 
 def _build_rank_table(ranks: Sequence[RankCompute]) -> RunTable:
