@@ -12,6 +12,7 @@ from primus import experiment
 from primus.config.extended_files import load_model
 from primus.errors import UsageError
 from primus.machine.profile import format_typed_name, load_all_profiles
+from primus.prediction.layout_request import FitRequest, build_request
 from primus.prediction.layout_search import (
     LayoutRequest,
     choose_layout,
@@ -19,13 +20,13 @@ from primus.prediction.layout_search import (
     find_smallest_cluster,
 )
 from primus.prediction.step_layout import build_layout
-from primus.tasks.config._fit import FitRequest, build_search, format_fitted_file
+from primus.tasks.config._fit import format_fitted_file
 
 BATCH = 4_194_304
 
 
 def make_request(model: str, machine: str, engine: str | None = None) -> LayoutRequest:
-    return build_search(load_model(model), model, FitRequest(machine, 1, BATCH, engine))[0]
+    return build_request(load_model(model), model, FitRequest(machine, 1, BATCH, engine))[0]
 
 
 def fit(model: str, request: FitRequest) -> str:

@@ -11,7 +11,7 @@ from primus.config.schema import Experiment, ParallelConfig, Trainer
 from primus.errors import UsageError
 from primus.models import model_checks
 from primus.prediction.device_rates import DeviceRates
-from primus.prediction.step_layout import StepLayout, build_layout
+from primus.prediction.step_layout import Precision, StepLayout, build_layout
 from primus.prediction.step_memory import GIB, StepMemory, find_largest, predict_memory
 from primus.prediction.step_time import StepTime, predict_step
 
@@ -66,6 +66,8 @@ class LayoutRequest(Struct, frozen=True, kw_only=True):
     devices_of_node: int
     batch_tokens: int
     """Tokens of a step."""
+    precision: Precision | None = None
+    """Of products, whatever the engine's settings say; None for theirs."""
 
 
 def choose_layout(request: LayoutRequest, nodes: int) -> LayoutChoice:
@@ -132,7 +134,11 @@ def _list_candidates(request: LayoutRequest, nodes: int) -> Iterator[Candidate]:
         )
         shape = _Shape(parallel, virtual, data)
         if _accepts(request, trainer, shape):
-            yield from _list_batches(trainer, shape, sequences, devices)
+            for changed in _list_batches(trainer, shape, sequences):
+                layout = build_layout(changed, devices)
+                layout = structs.replace(layout, precision=request.precision or layout.precision)
+                memory = find_largest(predict_memory(trainer.model, layout))
+                yield Candidate(trainer=changed, layout=layout, memory=memory)
 
 
 class _Shape(Struct, frozen=True):
@@ -188,7 +194,7 @@ def _lay_out(trainer: Trainer, shape: _Shape) -> Trainer:
     return structs.replace(trainer, parallel=shape.parallel, backend_args=trainer.backend_args | own)
 
 
-def _list_batches(trainer: Trainer, shape: _Shape, sequences: int, devices: int) -> Iterator[Candidate]:
+def _list_batches(trainer: Trainer, shape: _Shape, sequences: int) -> Iterator[Trainer]:
     """Micro batches with and without recomputation; the global batch is the nearest above that divides."""
     placed = _lay_out(trainer, shape)
     for micro_batch in MICRO_BATCHES:
@@ -203,10 +209,7 @@ def _list_batches(trainer: Trainer, shape: _Shape, sequences: int, devices: int)
                 global_batch_size=batch,
                 recompute_activations=recompute,
             )
-            changed = structs.replace(placed, training=training)
-            layout = build_layout(changed, devices)
-            memory = find_largest(predict_memory(trainer.model, layout))
-            yield Candidate(trainer=changed, layout=layout, memory=memory)
+            yield structs.replace(placed, training=training)
 
 
 def explain_loss(best: Candidate, other: Candidate) -> str:

@@ -121,12 +121,12 @@ def predict(
         fits=None if limit is None else need <= limit,
         assumptions=tuple(rates.list_assumptions(layout.precision)),
         sources=rates.sources,
-        published_errors=tuple(_list_published_errors(rates.name)),
+        published_errors=tuple(list_published_errors(rates.name)),
         what_ifs=tuple(_list_what_ifs(spec, layout, rates, time)),
     )
 
 
-def _list_published_errors(device: str) -> Iterator[str]:
+def list_published_errors(device: str) -> Iterator[str]:
     """The error of predictions for published rows of the same device, those that were fitted to and the others."""
     rows = [row for row in read_published_steps() if row.device == device]
     for use, meaning in (("fit", "fitted to"), ("held", "not fitted to")):

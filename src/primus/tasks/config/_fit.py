@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from primus import registry
 from primus.config import template
 from primus.config.extended_files import load_model
-from primus.config.schema import DEFAULTS, DataConfig, Experiment, ModelSpec, Trainer, TrainingConfig
+from primus.config.schema import DEFAULTS, ModelSpec
 from primus.errors import UsageError
-from primus.framework import FRAMEWORKS
-from primus.machine.profile import Profile
-from primus.prediction.device_rates import DeviceRates, read_rates
+from primus.prediction.device_rates import DeviceRates
+from primus.prediction.layout_request import FitRequest, build_request
 from primus.prediction.layout_search import (
     MOST_NODES,
     VIRTUAL_KEY,
@@ -29,24 +28,11 @@ from primus.prediction.layout_search import (
     find_smallest_cluster,
     format_misfit,
 )
-from primus.prediction.prediction import find_machine
 from primus.prediction.step_layout import build_layout
 from primus.prediction.step_memory import GIB
 from primus.prediction.step_time import predict_step
 
-ENGINES = ("native", "torchtitan", "megatron", "megatron_bridge")
-"""Frameworks that are tried where none is named, in this order."""
 DOCS = {VIRTUAL_KEY: "Groups of consecutive layers on each pipeline stage (interleaved schedule)."}
-
-
-class FitRequest(Struct, frozen=True):
-    """What `config init --fit` asks for."""
-
-    machine: str
-    """``MODEL`` or ``MODEL:GPUS``."""
-    nodes: int
-    batch_tokens: int
-    engine: str | None
 
 
 def format_fitted_file(model: str, asked: FitRequest) -> str:
@@ -56,7 +42,10 @@ def format_fitted_file(model: str, asked: FitRequest) -> str:
         UsageError: The model, machine or engine does not exist, figures of the device are missing, or nothing fits.
     """
     spec, name, preset = _read_model(model)
-    request, notes = build_search(spec, name, asked)
+    try:
+        request, notes = build_request(spec, name, asked)
+    except UsageError as error:
+        raise UsageError(error.problem.replace("--assume", "--fit"), error.hint) from None
     choice = choose_layout(request, asked.nodes)
     if not choice.fitting:
         raise _refuse(name, asked, request, choice)
@@ -79,56 +68,6 @@ def _read_model(model: str) -> tuple[ModelSpec, str, str]:
         return load_model(model), path.stem, model
     file = registry.find_plug_in_file("models", model)
     return load_model(model), file.stem if file else model, ""
-
-
-def build_search(spec: ModelSpec, name: str, asked: FitRequest) -> tuple[LayoutRequest, list[str]]:
-    """What to search for, and notes about the engine and what is assumed of the device.
-
-    Raises:
-        UsageError: The machine or engine does not exist, figures of the device are missing, or no engine trains the
-            model.
-    """
-    profile, devices = _find_machine(asked.machine)
-    rates = read_rates(profile, devices)
-    length = min(template.SHORT_SEQUENCE, spec.max_position_embeddings)
-    experiment, notes = _choose_engine(spec, name, length, asked.engine)
-    request = LayoutRequest(
-        experiment=experiment,
-        check=registry.load_plug_in(FRAMEWORKS, experiment.trainer.framework).check,
-        rates=rates,
-        devices_of_node=devices,
-        batch_tokens=asked.batch_tokens,
-    )
-    return request, [*notes, *(f"Assumed: {text}." for text in rates.list_assumptions("bf16"))]
-
-
-def _find_machine(machine: str) -> tuple[Profile, int]:
-    try:
-        return find_machine(machine)
-    except UsageError as error:
-        raise UsageError(error.problem.replace("--assume", "--fit"), error.hint) from None
-
-
-def _choose_engine(spec: ModelSpec, name: str, length: int, engine: str | None) -> tuple[Experiment, list[str]]:
-    """The experiment of the first engine that can train the model, with a note why others cannot."""
-    refused: list[str] = []
-    for framework in [engine] if engine else ENGINES:
-        trainer = Trainer(
-            framework=framework,
-            model=spec,
-            training=TrainingConfig(seq_length=length),
-            data=DataConfig(mock_data=True),
-        )
-        experiment = Experiment(exp_name=f"{name}-pretrain", trainer=trainer)
-        try:
-            registry.load_plug_in(FRAMEWORKS, framework).check(experiment)
-        except UsageError as error:
-            if engine:
-                raise
-            refused.append(f"Not {framework}: {error.problem}.")
-            continue
-        return experiment, refused
-    raise UsageError(f"{name}: no engine trains it: {' '.join(refused)}", "name another with --engine")
 
 
 def _refuse(name: str, asked: FitRequest, request: LayoutRequest, choice: LayoutChoice) -> UsageError:

@@ -57,7 +57,8 @@ def run(options: Options, context: TaskContext) -> None:
     if options.fit is None:
         text = _format_file(options.model, context.environ)
     else:
-        from primus.tasks.config._fit import FitRequest, format_fitted_file  # searches layouts
+        from primus.prediction.layout_request import FitRequest  # searches layouts
+        from primus.tasks.config._fit import format_fitted_file
 
         asked = FitRequest(options.fit, options.nnodes, options.batch_tokens, options.engine)
         text = format_fitted_file(options.model, asked)
