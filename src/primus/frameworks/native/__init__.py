@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from primus.errors import UnfitError
 from primus.frameworks.native.support import KEYS as KEYS
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from primus.checkpoint.weights import WeightReader
     from primus.config.schema import Experiment, ModelSpec
+    from primus.frameworks.native.engine.post_training.generate import Generation
     from primus.prediction.rank_record import RankRecord
     from primus.runs.attempt import Attempt
 
@@ -74,3 +76,23 @@ def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tens
     from primus.frameworks.native.engine.loaded_model import compute_logits as compute
 
     return compute(spec, weights, tokens_BS)
+
+
+def build_generator(spec: ModelSpec, weights: WeightReader) -> Callable[..., Generation]:
+    """`post_training.generate.generate` for a model with weights in hub names, on a GPU if there is one.
+
+    Raises:
+        UsageError: native does not support this model.
+    """
+    import torch
+
+    from primus.frameworks.native.engine.loaded_model import build_loaded_model
+    from primus.frameworks.native.engine.post_training.generate import Sampling, generate
+
+    model = build_loaded_model(spec, weights, "cuda" if torch.cuda.is_available() else "cpu")
+
+    def continue_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any) -> Generation:
+        ends, is_end = options.pop("ends"), options.pop("is_end")
+        return generate(model, prompts, max_new_tokens, Sampling(**options), ends, is_end)
+
+    return continue_prompts

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from primus.errors import PrimusError, UsageError
 from primus.framework import FRAMEWORKS
+from primus.model_source.options import SourceOptions, show_progress
 from primus.registry import load_plug_in
-from primus.tasks.checkpoint._options import SourceOptions, show_progress
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from primus.errors import UsageError
+from primus.model_source.hub_files import collect_hub_files
+from primus.model_source.options import SourceOptions, check_torch, find_place, load_spec, show_progress
 from primus.task import TaskContext
-from primus.tasks.checkpoint._hub_files import collect_hub_files
-from primus.tasks.checkpoint._options import SourceOptions, check_torch, find_place, load_spec, show_progress
 
 
 class Options(SourceOptions, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from primus.errors import UsageError
+from primus.model_source.hub_files import NAME_ONE, ExportedFiles, collect_hub_files
+from primus.model_source.options import SourceOptions, open_source, show_progress
 from primus.task import TaskContext
-from primus.tasks.checkpoint._hub_files import NAME_ONE, ExportedFiles, collect_hub_files
-from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
 
 if TYPE_CHECKING:
     from primus.checkpoint.convert import PlannedConversion, TargetSettings

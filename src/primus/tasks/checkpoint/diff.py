@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from primus.errors import EXIT_FAILED
+from primus.model_source.options import SourceOptions, open_source, show_progress
 from primus.report.table import format_table
 from primus.task import TaskContext
-from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
 
 SHOWN = 20
 

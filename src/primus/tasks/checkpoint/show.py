@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
+from primus.model_source.options import SourceOptions, open_source
 from primus.report.table import format_table
 from primus.task import TaskContext
-from primus.tasks.checkpoint._options import SourceOptions, open_source
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import OpenedCheckpoint

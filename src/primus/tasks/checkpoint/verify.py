@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from primus.errors import EXIT_FAILED
+from primus.model_source.options import SourceOptions, open_source, show_progress
 from primus.task import TaskContext
-from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import OpenedCheckpoint

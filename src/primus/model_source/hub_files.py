@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from primus.errors import PrimusError, UsageError
 from primus.experiment import CONFIG_FILE, load_run_experiment
+from primus.model_source.model_card import CheckpointOrigin, format_model_card
 from primus.runs.store import Run
-from primus.tasks.checkpoint._model_card import CheckpointOrigin, format_model_card
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
