@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -113,3 +114,16 @@ def test_a_deleted_file_is_gone_from_the_disk_before_anything_else_happens(tmp_p
         atomic.delete_file(tmp_path / "old")
         atomic.delete_file(tmp_path / "absent")
     assert steps == [("delete", "old"), ("sync", ".")]
+
+
+def test_of_the_temporary_files_only_those_of_the_name_are_stale(tmp_path: Path) -> None:
+    for name in ("data.bin.tmp.7", "data.idx.tmp.8", "data2.bin.tmp.9", "data.bin", "database.tmp.1"):
+        (tmp_path / name).touch()
+    atomic.remove_stale(tmp_path, "data")
+    assert {file.name for file in tmp_path.iterdir()} == {"data2.bin.tmp.9", "data.bin", "database.tmp.1"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_full_disk_or_quota_is_told_with_the_space_that_is_free(tmp_path: Path, number: int) -> None:
+    problem = atomic.build_write_error(tmp_path / "new" / "data.bin", OSError(number, os.strerror(number))).problem
+    assert os.strerror(number) in problem and ("MB are free" in problem) == (number != errno.EIO)

@@ -122,3 +122,9 @@ def test_the_order_of_a_seed_never_changes() -> None:
     assert mix_numbers(1234, 0) == 11391823781456656621
     assert create_permutation(10, 7).tolist() == [9, 1, 5, 6, 0, 7, 4, 8, 3, 2]
     assert [permute_position(position, 10**6, 7) for position in range(4)] == [840971, 480661, 958789, 958168]
+
+
+def test_the_largest_stored_order_is_that_of_the_permutation() -> None:
+    order = create_permutation(LARGEST_STORED, 7)
+    positions = (0, 1, LARGEST_STORED - 1)
+    assert [permute_position(position, LARGEST_STORED, 7) for position in positions] == order[[*positions]].tolist()

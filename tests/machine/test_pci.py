@@ -35,6 +35,17 @@ def test_an_instinct_is_an_accelerator_and_an_nvswitch_is_none(tmp_path: Path) -
     assert len(found) == 8 and {function.device for function in found} == {0x2330}
 
 
+@pytest.mark.parametrize(("device", "is_listed"), [(0x740F, True), (0x744C, False)], ids=["MI210", "RX 7900 XTX"])
+def test_of_the_display_controllers_of_amd_only_an_instinct_is_an_accelerator(
+    tmp_path: Path, device: int, is_listed: bool
+) -> None:
+    folder = tmp_path / pci.DEVICES / "0000:05:00.0"
+    folder.mkdir(parents=True)
+    for name, value in {"vendor": pci.AMD, "class": pci.DISPLAY << 8, "device": device}.items():
+        (folder / name).write_text(f"{value:#x}\n")
+    assert bool(pci.list_accelerators(FileTree(tmp_path))) == is_listed
+
+
 def test_what_the_kernel_does_not_know_is_none(tmp_path: Path) -> None:
     folder = tmp_path / pci.DEVICES / "0000:05:00.0"
     folder.mkdir(parents=True)
@@ -45,6 +56,22 @@ def test_what_the_kernel_does_not_know_is_none(tmp_path: Path) -> None:
     assert pci.read_numa_node(FileTree(tmp_path), "0000:05:00.0") is None
 
 
+@pytest.mark.parametrize(("written", "node"), [("0", 0), ("1", 1), ("-1", None)])
+def test_the_first_numa_node_is_a_node(tmp_path: Path, written: str, node: int | None) -> None:
+    folder = tmp_path / pci.DEVICES / "0000:05:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text(f"{written}\n")
+    assert pci.read_numa_node(FileTree(tmp_path), "0000:05:00.0") == node
+
+
+@pytest.mark.parametrize(("written", "width"), [("1", 1), ("16", 16), ("255", None), ("0", None)])
+def test_a_width_that_the_kernel_does_not_know_is_none(tmp_path: Path, written: str, width: int | None) -> None:
+    folder = tmp_path / pci.DEVICES / "0000:05:00.0"
+    folder.mkdir(parents=True)
+    (folder / "current_link_width").write_text(f"{written}\n")
+    assert pci.read_slowest_link(FileTree(tmp_path), "0000:05:00.0") == PcieLink(width=width)
+
+
 def test_a_pci_path_is_read_from_the_link_of_the_device(tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/devices"
     folder.mkdir(parents=True)
@@ -53,3 +80,17 @@ def test_a_pci_path_is_read_from_the_link_of_the_device(tmp_path: Path) -> None:
     assert pci.find_pci_path(FileTree(tmp_path), "0000:05:00.0") == ("pci0000:00", "0000:00:01.1", "0000:05:00.0")
     assert pci.find_pci_path(FileTree(tmp_path), "0000:06:00.0") == ()
     assert pci.find_pci_path(FileTree(tmp_path), "0000:07:00.0") == ()
+
+
+def test_a_port_of_equal_speed_but_another_width_limits_no_link(tmp_path: Path) -> None:
+    path = "pci0000:00/0000:00:01.0/0000:05:00.0"
+    (tmp_path / pci.DEVICES).mkdir(parents=True)
+    (tmp_path / "sys/devices" / path).mkdir(parents=True)
+    for name, place, width in (("0000:00:01.0", path.rpartition("/")[0], "1"), ("0000:05:00.0", path, "16")):
+        (tmp_path / pci.DEVICES / name).symlink_to(f"../../../devices/{place}")
+        for file in ("current_link_speed", "max_link_speed"):
+            (tmp_path / "sys/devices" / place / file).write_text("32.0 GT/s PCIe\n")
+        for file in ("current_link_width", "max_link_width"):
+            (tmp_path / "sys/devices" / place / file).write_text(f"{width}\n")
+    found = pci.read_slowest_link(FileTree(tmp_path), "0000:05:00.0")
+    assert (found.width, found.max_width) == (16, 16)

@@ -578,6 +578,11 @@ def test_streams_that_are_no_text_are_not_taken_for_shifted(tmp_path: Path, kind
     assert not [finding for finding in check(tmp_path / "x").findings if finding.check == "alignment"]
 
 
+def test_tokens_of_one_byte_cannot_be_shifted(tmp_path: Path) -> None:
+    write_shifted(tmp_path / "x", np.random.default_rng(1).integers(0, 256, 5_000), "uint8", 0)
+    assert alignment.check(tmp_path / "x", np.dtype("uint8"), 5_000) == []
+
+
 def test_equal_tokenizers_beside_several_files_are_loaded_once(corpus: Path, tmp_path: Path) -> None:
     prefixes = []
     for name in ("a", "b", "c"):

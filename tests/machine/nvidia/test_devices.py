@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 from tests.machine.test_health import nvidia_smi
 
+from fakes.tools import tool
 from machines.tree import grow
 from primus.machine import pci
 from primus.machine.facts import Device, MachineFacts
@@ -164,6 +165,24 @@ def test_energy_is_asked_of_the_library_only_where_it_is_wanted(
     assert [card.energy_j for card in read_health(facts, environ).devices] == [None, None]
     cards = read_health(facts, environ, with_energy=True).devices
     assert [(card.energy_j, card.sources["energy_j"]) for card in cards] == [(1500.5, "nvml")] * 2
+
+
+def test_where_the_tool_hangs_the_library_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_nvidia.read_library_vitals, "__defaults__", (library(tmp_path),))
+    environ = tool(tmp_path / "bin", "nvidia-smi", "sleep 300")
+    found = read_health(MachineFacts(devices=tuple(CARDS)), environ, 0.2, with_energy=True)
+    assert found.calls and [card.sources for card in found.devices] == [{}, {}]
+
+
+def test_cards_without_own_memory_lack_nothing_that_the_library_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_nvidia.read_library_vitals, "__defaults__", (library(tmp_path),))
+    answers = [
+        {"pci.bus_id": f"00000000:{bus}:00.0", "memory.total": "[N/A]", "memory.used": "[N/A]"} for bus in ("1B", "43")
+    ]
+    cards = read_health(MachineFacts(devices=tuple(CARDS)), nvidia_smi(tmp_path, *answers)).devices
+    assert all(card.shares_host_memory and "nvml" not in card.sources.values() for card in cards)
 
 
 def test_a_lost_card_and_unsupported_values_have_no_vitals(tmp_path: Path) -> None:
