@@ -36,6 +36,16 @@ def test_defaults_stand_before_what_is_typed(tmp_path: Path) -> None:
     assert words == ("--nproc=4", "--env=A=1e-3", "--env=B=x y", "--no-hooks", "--master-port", "5")
 
 
+def test_a_site_has_each_new_training_checked(tmp_path: Path) -> None:
+    text = "main: {check_layout: true}"
+    assert applied("slurm -N 2 -- train pretrain --config f.yaml", text, tmp_path).request.words == (
+        *("--check", "layout"),
+        *("--config", "f.yaml"),
+    )
+    for words in ("train pretrain --config f.yaml --check off", "train pretrain --run x", "runs list"):
+        assert "layout" not in applied(f"direct -- {words}", text, tmp_path).request.words
+
+
 def test_what_is_typed_wins_under_each_of_its_names(tmp_path: Path) -> None:
     text = "direct: {nproc: 4}\nslurm: {nodes: 2, partition: gpu}"
     for typed in ("--nproc 2", "--nproc=2", "--nproc_per_node 2"):

@@ -35,6 +35,10 @@ VARIABLE = "PRIMUS_LAUNCHER_FILE"
 """Variable with the path of the user's launcher file, in place of the others of the user; empty disables them."""
 GLOBALS = ("debug", "dry_run", "json")
 """Keys of the section `main`."""
+CHECK_LAYOUT = "check_layout"
+"""Key of `main` that adds ``--check layout`` to trainings that begin."""
+NEW_RUN = ("--config", "--exp")
+"""Options of `train` with the file of a new run."""
 OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
 """Keys of AMD-AGI/Primus that are spelled differently here."""
 
@@ -107,10 +111,16 @@ def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mappin
         notes += [
             f"{segment.name}: {' '.join(redact_args(_format_words(segment.name, each)))}, {each.origin}" for each in new
         ]
+    words = command.request.words
+    typed = {word.partition("=")[0] for word in words}
+    is_new = command.request.task.startswith("train ") and not typed.isdisjoint(NEW_RUN) and "--check" not in typed
+    if is_new and _is_on(sections.get("main", {}), CHECK_LAYOUT):
+        words = ("--check", "layout", *words)
+        notes.append(f"train: --check layout, {sections['main'][CHECK_LAYOUT.replace('_', '-')].origin}")
     return structs.replace(
         command,
         options=structs.replace(command.options, **given, no_config=True),
-        request=structs.replace(command.request, runtimes=tuple(runtimes)),
+        request=structs.replace(command.request, runtimes=tuple(runtimes), words=words),
         notes=(*command.notes, *notes),
     )
 
@@ -197,8 +207,9 @@ def _flatten_section(section: str, tree: Mapping[str, Any], make_leaf: type[Leaf
             )
     if section == "main":
         for name, item in found.items():
-            if name.replace("-", "_") not in GLOBALS:
-                raise UsageError(f"{item.origin}: unknown key 'main.{name}'", did_you_mean(name, GLOBALS))
+            if name.replace("-", "_") not in (*GLOBALS, CHECK_LAYOUT):
+                known = (*GLOBALS, CHECK_LAYOUT)
+                raise UsageError(f"{item.origin}: unknown key 'main.{name}'", did_you_mean(name, known))
     return found
 
 

@@ -69,7 +69,7 @@ def _describe_rank(record: RankRecord) -> Html:
     )
     parts: list[object] = [make_paragraph(text)]
     if samples:
-        parts.append(draw_area_chart("Memory over the executed operators", PARTS, samples, "GiB", "operators"))
+        parts.append(draw_area_chart("Memory over the executed operators", PARTS, samples, "GiB", ""))
     parts.append(draw_bar_chart("Compute of a step, TFLOP", list(_list_work_bars(record))))
     if record.exchanges:
         parts.append(draw_bar_chart("Exchanges of a step, GiB", list(_list_exchange_bars(record))))

@@ -26,7 +26,8 @@ class LayoutMachine(Struct, frozen=True, kw_only=True):
     devices_per_node: int
     device_bytes: int | None
     """Memory of each device; None where it is not known."""
-    facts: MachineFacts
+    facts: MachineFacts | None = None
+    """None for devices of which only the number is known."""
 
     @property
     def world_size(self) -> int:
@@ -112,6 +113,8 @@ def check_lower_bound(resolved: Resolved, machine: LayoutMachine) -> None:
     Raises:
         UsageError: They need more than the devices have; says by how much and what would fit.
     """
+    if machine.facts is None:
+        return
     need = training_memory.estimate_need(resolved.experiment.trainer)
     fit = training_memory.compare_with_machine(need, machine.facts, machine.nnodes)
     if fit is not None and not fit.fits:

@@ -48,7 +48,7 @@ def execute_rank(job: RankJob) -> RankAnswer:
         return RankAnswer(
             rank=job.rank,
             problem=f"framework {name} has no step on fake tensors",
-            hint="--engine native executes the same model and layout, where native supports it",
+            hint="`analyze speed` predicts its memory and time by formulas; --engine native executes the model",
         )
     except PrimusError as error:
         return RankAnswer(rank=job.rank, problem=error.problem, hint=error.hint or "")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 
 @contextmanager
@@ -22,3 +23,5 @@ def join_fake_group(rank: int, world: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # DTensor remembers results with the meshes of this group, which equal those of the next one.
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

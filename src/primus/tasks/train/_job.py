@@ -23,6 +23,7 @@ from primus.framework import FRAMEWORKS
 from primus.machine.facts import DeviceKind
 from primus.machine.placement.rank_groups import RankGroups
 from primus.messages import Say
+from primus.models import training_memory
 from primus.plan import LaunchJob, Variable
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
@@ -67,8 +68,14 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
         return experiment.resolve_experiment(Path(file), (*extra, *context.overrides), context.environ, stage)
 
     job = _build_training_job(resolved, files, resume=unfinished)
+
+    def check_processes(world_size: int, check: Callable[[int], None] = job.check) -> None:
+        check(world_size)
+        _check_memory(resolved, world_size, context)
+
     job = structs.replace(
         job,
+        check=check_processes,
         check_start=partial(_check_ended, same, context),
         check_new=partial(_check_only_run, same, resolved, files),
         notes=(*notes, *job.notes),
@@ -292,6 +299,24 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         resume=str(resume.directory) if resume else None,
         notes=(f"resumes {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
+
+
+def _check_memory(resolved: Resolved, world_size: int, context: TaskContext) -> None:
+    """Refuse what weights, gradients and optimizer state exclude on as many machines as this one.
+
+    Raises:
+        UsageError: The devices lack the memory, whatever else the training needs.
+    """
+    need = training_memory.estimate_need(resolved.experiment.trainer)
+    if need.total_bytes < training_memory.SMALL_BYTES or context.dry_run or context.runs_elsewhere:
+        return
+    facts = context.facts()
+    devices = sum(max(1, len(device.partitions)) for device in facts.devices)
+    # Without accelerators, the processes of a node share its memory.
+    nodes = -(-world_size // devices) if devices else 1
+    fit = training_memory.compare_with_machine(need, facts, nodes)
+    if fit is not None and not fit.fits and (devices or world_size == 1):
+        raise UsageError(fit.format_problem(), fit.format_remedy())
 
 
 def _observe_run(asked: Experiment, run: Run, environ: Mapping[str, str], say: Say) -> AbstractContextManager[None]:

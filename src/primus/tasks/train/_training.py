@@ -16,7 +16,7 @@ from primus.framework import FRAMEWORKS
 from primus.plan import LaunchJob
 from primus.runs.store import find_run
 from primus.task import TaskContext, launch_and_report
-from primus.tasks.train import _preflight
+from primus.tasks.train import _layout_check, _preflight
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
@@ -35,6 +35,14 @@ class TrainingOptions(Struct, frozen=True, kw_only=True):
     """Run (folder, run id or experiment) to resume, or one that was planned on another machine."""
     preflight: _preflight.Depth | None = None
     """Check each node before the run starts; full also measures performance (default: $PRIMUS_PREFLIGHT or off)."""
+    check: _layout_check.Check | None = None
+    """Before anything is submitted or started, execute a step of each kind of rank on fake tensors: layout (default:
+    $PRIMUS_CHECK or off)."""
+    check_assume: str | None = None
+    """Machine of each node for --check: MODEL or MODEL:GPUS, such as mi300x:8 (default: this one, or 8 unknown devices
+    where the job is submitted)."""
+    check_nnodes: Annotated[int, Meta(ge=1)] | None = None
+    """Nodes for --check (default: those of the runtime's options)."""
     preflight_ignore: tuple[str, ...] = ()
     """Checks to ignore, such as host.memlock; the plan records them."""
 
@@ -67,6 +75,18 @@ class TrainingTask(Struct, frozen=True):
             if stage == _hipblaslt_stage.TUNE:
                 return None
             job = _hipblaslt_stage.add_stage_variables(job, stage, context.environ)
+        check = _layout_check.parse_check(options.check or context.environ.get(_layout_check.VARIABLE))
+        if check == "layout" and options.config:
+            resolved = experiment.resolve_experiment(
+                Path(options.config),
+                context.overrides,
+                context.environ,
+                self.stage,
+                is_elsewhere=context.runs_elsewhere,
+            )
+            job = _layout_check.require_layout(job, resolved, options.check_assume, options.check_nnodes, context)
+        elif options.check == "layout" or options.check_assume or options.check_nnodes:
+            raise UsageError("--check layout checks a new run: --config FILE --check layout")
         if options.preflight or options.preflight_ignore or context.environ.get(_preflight.VARIABLE):
             job = _preflight.require_preflight(job, options.preflight, options.preflight_ignore, context)
         return job
