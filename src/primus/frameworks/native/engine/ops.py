@@ -97,7 +97,11 @@ def causal_attention(
 def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
     grouped, (queries, keys) = q_BHSC.shape[1] != k_BKSC.shape[1], (q_BHSC.shape[2], k_BKSC.shape[2])
     if queries < keys:
-        mask = causal_lower_right(queries, keys)
+        if q_BHSC.device.type == "cpu":
+            # As CausalBias is made to on a CPU; it cannot be created while a mode observes operators.
+            mask = torch.ones((queries, keys), dtype=torch.bool, device=q_BHSC.device).tril(keys - queries)
+        else:
+            mask = causal_lower_right(queries, keys)
         return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, mask, enable_gqa=grouped)
     return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
 
