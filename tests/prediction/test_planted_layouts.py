@@ -66,9 +66,9 @@ FAULTS = [
     ("--moe_expert_capacity_factor 1.0", 1, "moe_expert_capacity_factor"),
     (f"--peft lora {TP} 2", 2, "tensor_model_parallel_size"),
     ("--nonfinite_policy rewind", 1, "save_interval"),
-    ("--num_layers 80 --hidden_size 8192 --ffn_hidden_size 28672", 8, "need at least"),
+    ("--num_layers 200 --hidden_size 8192 --ffn_hidden_size 28672", 8, "need at least"),
     ("--num_layers 60 --hidden_size 4096 --ffn_hidden_size 14336 --use_distributed_optimizer false", 64, "each device"),
-    ("--micro_batch_size 512 --num_layers 2", 1, "rank 0: does not fit"),
+    ("--micro_batch_size 16384 --num_layers 2 --device cuda", 1, "rank 0: does not fit"),
 ]
 HEALTHY = [
     *(

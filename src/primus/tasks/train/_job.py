@@ -34,6 +34,8 @@ from primus.task import TaskContext
 
 COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
 """Files that identify a run's configuration."""
+SMALL_MODEL = 1 << 23
+"""Layers x width^2 x experts below which no machine lacks the memory; a layer has about 12 width^2 parameters."""
 WORKSPACE = Path("output")
 """Where the names of runs are looked up: the workspace of an experiment that does not set one."""
 BEFORE_HOOKS = "config/before_hooks/"
@@ -69,13 +71,11 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
 
     job = _build_training_job(resolved, files, resume=unfinished)
 
-    def check_processes(world_size: int, check: Callable[[int], None] = job.check) -> None:
-        check(world_size)
-        _check_memory(resolved, world_size, context)
-
+    spec = resolved.experiment.trainer.model
+    is_small = spec.num_layers * spec.hidden_size**2 * (spec.num_experts or 1) < SMALL_MODEL
     job = structs.replace(
         job,
-        check=check_processes,
+        check=job.check if is_small else partial(_check_memory, job.check, resolved, context),
         check_start=partial(_check_ended, same, context),
         check_new=partial(_check_only_run, same, resolved, files),
         notes=(*notes, *job.notes),
@@ -301,12 +301,13 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
     )
 
 
-def _check_memory(resolved: Resolved, world_size: int, context: TaskContext) -> None:
-    """Refuse what weights, gradients and optimizer state exclude on as many machines as this one.
+def _check_memory(check: Callable[[int], None], resolved: Resolved, context: TaskContext, world_size: int) -> None:
+    """After `check`, refuse what weights, gradients and optimizer state exclude on as many machines as this one.
 
     Raises:
         UsageError: The devices lack the memory, whatever else the training needs.
     """
+    check(world_size)
     need = training_memory.estimate_need(resolved.experiment.trainer)
     if need.total_bytes < training_memory.SMALL_BYTES or context.dry_run or context.runs_elsewhere:
         return

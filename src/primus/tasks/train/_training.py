@@ -75,7 +75,8 @@ class TrainingTask(Struct, frozen=True):
             if stage == _hipblaslt_stage.TUNE:
                 return None
             job = _hipblaslt_stage.add_stage_variables(job, stage, context.environ)
-        check = _layout_check.parse_check(options.check or context.environ.get(_layout_check.VARIABLE))
+        asked = options.check or context.environ.get(_layout_check.VARIABLE)
+        check = _layout_check.parse_check(asked) if asked else "off"
         if check == "layout" and options.config:
             resolved = experiment.resolve_experiment(
                 Path(options.config),
