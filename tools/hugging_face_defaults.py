@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 TARGET = Path(__file__).parent.parent / "src/primus/config/imports/hugging_face_defaults.json"
 FAMILIES = """
     deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 gemma gemma2 gemma3_text gemma4_text glm4_moe glm_moe_dsa gpt_oss
-    lfm2 lfm2_moe llama llama4_text minimax_m2 ministral3 mistral mixtral phi3 qwen2 qwen2_moe qwen2_vl_text
+    lfm2 lfm2_moe llama llama4_text minimax_m2 ministral3 mistral mixtral olmo2 phi3 qwen2 qwen2_moe qwen2_vl_text
     qwen2_5_omni_text qwen2_5_vl_text qwen3 qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_text qwen3_vl_moe_text
     qwen3_5_text qwen3_5_moe_text seed_oss smollm3
 """.split()

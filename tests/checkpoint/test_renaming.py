@@ -94,9 +94,12 @@ def test_a_tensor_that_lacks_or_has_another_shape_is_named(change: dict[str, tor
 
 SPECS = {file.stem: load_model(file.stem) for file in MODELS.glob("[!_]*.yaml")}
 REFUSED = {
-    name for name, spec in SPECS.items() if spec.hybrid_layer_pattern or spec.post_layernorm or spec.dsa_indexer_n_heads
+    name
+    for name, spec in SPECS.items()
+    if (spec.hybrid_layer_pattern or spec.post_layernorm or spec.dsa_indexer_n_heads)
+    and not name.startswith(("gemma2", "gemma3", "olmo2"))
 }
-"""Presets of Gemma, Grok, Kimi K3, LFM2, Mamba, GLM-5, DeepSeek-V4, Qwen3.5 and Zebra-Llama."""
+"""Presets of Gemma 4, Grok, Kimi K3, LFM2, Mamba, GLM-5, DeepSeek-V4, Qwen3.5 and Zebra-Llama."""
 
 
 @pytest.mark.parametrize("preset", sorted(SPECS.keys() - REFUSED - {"minimax_m2.5"}))

@@ -36,6 +36,8 @@ CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
     "latent_attention": lambda spec: spec.multi_latent_attention,
     "latent_query": lambda spec: spec.q_lora_rank is not None,
     "sinks": lambda spec: spec.attention_sinks,
+    "zero_centered_norms": lambda spec: spec.zero_centered_norms,
+    "norms_before": lambda spec: spec.pre_layernorm,
     "unrotated_layers": lambda spec: spec.no_rope_freq is not None,
 }
 """What `when:` may ask of a model; `not NAME` is the opposite."""
@@ -54,6 +56,12 @@ UNSUPPORTED = {
     "no_rope_freq": "layers without rotary embedding",
     "attention_chunk_size": "chunked attention",
     "post_layernorm": "norms after attention and feed-forward",
+    "pre_layernorm": "no norms before attention and feed-forward",
+    "zero_centered_norms": "norms of 1 + weight",
+    "scale_embeddings": "scaled embeddings",
+    "window_rotary_base": "another theta of windowed layers",
+    "query_pre_attn_scalar": "another scale of the queries",
+    "attn_logit_softcapping": "soft-capped scores of attention",
     "final_logit_softcapping": "soft-capped logits",
     "num_residual_streams": "hyper-connections",
     "num_hash_layers": "experts chosen by the id of the token",

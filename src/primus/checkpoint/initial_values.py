@@ -61,7 +61,8 @@ def draw_initial_value(name: str, shape: Sequence[int], spec: ModelSpec, seed: i
     """The whole initial value of a weight, by its name in native or in the hub, float32 on the CPU.
 
     Matrices are normal with `init_method_std`; those that write to the residual stream are divided by
-    sqrt(2 x layers), as Megatron-LM's `scaled_init_method_normal`. Norms (and sinks) are one, biases zero. Each expert
+    sqrt(2 x layers), as Megatron-LM's `scaled_init_method_normal`. Norms (and sinks) are one (zero if they are centered
+    there), biases zero. Each expert
     of a stack is drawn by its own name, `name[expert]`.
     """
     drawn = [torch.cat(list(draw_parts(each, spec, seed))) for each in split_initial_value(name, shape)]
@@ -71,7 +72,8 @@ def draw_initial_value(name: str, shape: Sequence[int], spec: ModelSpec, seed: i
 def draw_parts(matrix: InitialMatrix, spec: ModelSpec, seed: int) -> Iterator[Tensor]:
     """The rows of `matrix.split_rows()`, one part after the other."""
     if matrix.is_constant:
-        yield torch.full(matrix.shape, 0.0 if matrix.name.endswith("bias") else 1.0)
+        is_zero = spec.zero_centered_norms or matrix.name.endswith("bias")
+        yield torch.full(matrix.shape, 0.0 if is_zero else 1.0)
         return
     std = spec.init_method_std
     if matrix.name.partition("[")[0].endswith(RESIDUAL_OUTPUTS):

@@ -48,6 +48,10 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Separate input embedding and output head; false shares one matrix."""
     norm_epsilon: PositiveFloat = 1e-5
     """Epsilon of RMSNorm."""
+    zero_centered_norms: bool = False
+    """Norms multiply by 1 + weight (Gemma)."""
+    scale_embeddings: bool = False
+    """Embeddings are multiplied by sqrt(hidden_size) (Gemma)."""
     init_method_std: PositiveFloat = 0.02
     """Standard deviation of the normal initialization."""
     add_qkv_bias: bool = False
@@ -58,6 +62,8 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """RMSNorm on queries and keys of each head (Qwen3)."""
     rotary_base: PositiveFloat = 10000.0
     """Theta of rotary position embedding."""
+    window_rotary_base: PositiveFloat | None = None
+    """Theta of the layers with a window, whose frequencies are not scaled (Gemma 3); rotary_base when null."""
     rope_type: Literal["default", "llama3", "yarn"] = "default"
     """How rotary frequencies are scaled for long contexts."""
     rotary_scaling_factor: PositiveFloat = 1.0
@@ -106,6 +112,12 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Share of a head's width that gets rotary embedding."""
     post_layernorm: bool = False
     """A norm after attention and feed-forward as well (Gemma, Grok)."""
+    pre_layernorm: bool = True
+    """A norm before attention and feed-forward; OLMo 2 has those after them only."""
+    query_pre_attn_scalar: Positive | None = None
+    """Queries are divided by its square root (Gemma); the width of a head when null."""
+    attn_logit_softcapping: PositiveFloat | None = None
+    """Soft limit of the attention's scores (Gemma 2); none when null."""
     final_logit_softcapping: PositiveFloat | None = None
     """Soft limit of the logits (Gemma, Grok); none when null."""
     ffn_activation: Literal["silu", "gelu"] = "silu"

@@ -127,11 +127,11 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
 
 
 def _count_norms(spec: ModelSpec, kinds: list[LayerKind]) -> int:
-    """h for each norm: before a mixer and a feed-forward, after them too (Gemma, Grok), and the last one.
+    """h for each norm: before a mixer and a feed-forward, after them too (Gemma, Grok) or only (OLMo 2), and the last.
 
     Gemma 4 has three more around experts that run in parallel with a dense feed-forward.
     """
-    each = 2 if spec.post_layernorm else 1
+    each = spec.pre_layernorm + spec.post_layernorm
     norms = sum(each * ((layer.mixer != "none") + layer.feed_forward) for layer in kinds)
     parallel = 3 * num_moe_layers(spec) if spec.moe_parallel_dense else 0
     return (norms + parallel + 1) * spec.hidden_size

@@ -82,6 +82,21 @@ SINKS = structs.replace(
     qk_layernorm=False,
     add_qkv_bias=False,
 )
+GEMMA = structs.replace(
+    SPEC,
+    zero_centered_norms=True,
+    post_layernorm=True,
+    scale_embeddings=True,
+    ffn_activation="gelu",
+    query_pre_attn_scalar=3,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+    hybrid_layer_pattern="W*",
+    window_size=7,
+    window_rotary_base=100.0,
+    add_qkv_bias=False,
+    untie_embeddings_and_output_weights=False,
+)
 TIED = structs.replace(SPEC, untie_embeddings_and_output_weights=False)
 LENGTH, NUM_MICRO_BATCHES = 32, 8
 TENSOR, CONTEXT = "tensor_model_parallel_size", "context_parallel_size"
@@ -232,6 +247,7 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         (2, [*TWO, {EXPERT: 2}], {"spec": PREDICTING}),
         (4, [{PIPELINE: 2, TENSOR: 2, SEQUENCE: True}, {PIPELINE: 2, EXPERT: 2}], {"spec": PREDICTING}),
         (2, [{CONTEXT: 2}, {PIPELINE: 2}], {"spec": PREDICTING, "documents": True, "recompute": "full"}),
+        (2, [{TENSOR: 2}, {TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2}, {PIPELINE: 2}], {"spec": GEMMA}),
         (4, SINKS_OF_FOUR, {"spec": SINKS}),
         (4, [{CONTEXT: 2, TENSOR: 2}], {"spec": SINKS, "documents": True}),
         (4, [{CONTEXT: 2, TENSOR: 2, SEQUENCE: True}, {CONTEXT: 2, PIPELINE: 2}], {"documents": True}),
@@ -246,6 +262,7 @@ def _compute_layouts(rank: int, folder: Path, layouts: list[dict[str, Any]], opt
         "further tokens of two",
         "further tokens of four",
         "further tokens of documents",
+        "soft limits",
         "sinks",
         "documents and sinks",
         "documents",
@@ -459,6 +476,11 @@ def check(run: Run) -> None:
         ({CONTEXT: 2, "seq_length": 34}, "34 does not divide into 4 equal parts", "use a multiple of 4"),
         ({PIPELINE: 2, "num_layers": 8, GROUPS: 3}, "3 does not divide the 4 layers of a stage", "use one of 1, 2, 4"),
         ({GROUPS: 2}, "2: there is one pipeline stage", "raise pipeline_model_parallel_size"),
+        (
+            {TENSOR: 2, "qk_layernorm": True, "qk_layernorm_across_heads": True},
+            "2 divides heads that qk_layernorm_across_heads",
+            "tensor_model_parallel_size: 1",
+        ),
         ({TENSOR: 2, "num_experts": 8, "seq_length": 33}, "33 tokens of a process do not", "use a multiple of 2"),
     ],
 )

@@ -25,6 +25,12 @@ SHAPE = frozenset(
 )
 """Keys that every family has."""
 EXPERTS = frozenset({"num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_aux_loss_coeff"})
+GEMMA = frozenset(
+    """
+    zero_centered_norms scale_embeddings post_layernorm ffn_activation query_pre_attn_scalar attn_logit_softcapping
+    final_logit_softcapping hybrid_layer_pattern window_size window_layer_period
+    """.split()
+)
 ROUTING = frozenset({"moe_router_pre_softmax", "moe_router_norm_topk_prob"})
 LATENT = EXPERTS | frozenset(
     """
@@ -117,6 +123,35 @@ def _write_qwen3(model: ModelSpec) -> dict[str, object]:
     return {"head_dim": find_head_width(model), "attention_bias": False, "use_sliding_window": False}
 
 
+def _write_gemma2(model: ModelSpec) -> dict[str, object]:
+    width = find_head_width(model)
+    return {
+        "head_dim": width,
+        "attention_bias": False,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": model.query_pre_attn_scalar or width,
+        "layer_types": _list_layer_types(model),
+        "sliding_window": model.window_size,
+        **{key: getattr(model, key) for key in ("attn_logit_softcapping", "final_logit_softcapping")},
+    }
+
+
+def _write_gemma3(model: ModelSpec) -> dict[str, object]:
+    windowed = {"rope_type": "default", "rope_theta": model.window_rotary_base or model.rotary_base}
+    full = {"rope_theta": model.rotary_base, **(_write_scaling(model) or {"rope_type": "default"})}
+    return _write_gemma2(model) | {
+        "rope_local_base_freq": windowed["rope_theta"],
+        "rope_parameters": {"full_attention": full, "sliding_attention": windowed},
+    }
+
+
+def _write_olmo2(model: ModelSpec) -> dict[str, object]:
+    if find_head_width(model) * model.num_attention_heads != model.hidden_size:
+        raise UsageError("kv_channels: olmo2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
+    return {"attention_bias": False}
+
+
 def _write_qwen3_moe(model: ModelSpec) -> dict[str, object]:
     return (
         _write_qwen3(model)
@@ -171,21 +206,20 @@ def _write_deepseek_v3(model: ModelSpec) -> dict[str, object]:
 
 
 def _write_gpt_oss(model: ModelSpec) -> dict[str, object]:
-    kinds = [
-        "sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _list_layers(model)
-    ]
     if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
         raise UsageError("moe_ffn_hidden_size: gpt_oss has experts of ffn_hidden_size", "set both to the same width")
     return _write_mistral(model) | {
         **_write_keys(model, MIXTRAL_EXPERTS),
-        "layer_types": kinds if model.window_size else ["full_attention"] * model.num_layers,
+        "layer_types": _list_layer_types(model),
         "swiglu_limit": model.activation_clamp,
         "attention_bias": True,
     }
 
 
-def _list_layers(model: ModelSpec) -> range:
-    return range(model.num_layers)
+def _list_layer_types(model: ModelSpec) -> list[str]:
+    pattern = model.hybrid_layer_pattern or "W" + "*" * (model.window_layer_period - 1)
+    kinds = [pattern[index % len(pattern)] for index in range(model.num_layers)]
+    return ["sliding_attention" if kind == "W" and model.window_size else "full_attention" for kind in kinds]
 
 
 _Family = tuple[Callable[[ModelSpec], bool], frozenset[str], Callable[[ModelSpec], dict[str, object]]]
@@ -219,6 +253,17 @@ FAMILIES: dict[str, _Family] = {
         EXPERTS | ROUTING | {"window_size"},
         _write_mixtral,
     ),
+    "gemma3_text": (
+        lambda m: m.zero_centered_norms and m.qk_layernorm,
+        GEMMA | {"qk_layernorm", "window_rotary_base"},
+        _write_gemma3,
+    ),
+    "gemma2": (lambda m: m.zero_centered_norms and m.post_layernorm, GEMMA, _write_gemma2),
+    "olmo2": (
+        lambda m: not m.pre_layernorm,
+        frozenset({"pre_layernorm", "post_layernorm", "qk_layernorm", "qk_layernorm_across_heads"}),
+        _write_olmo2,
+    ),
     "qwen3": (lambda m: m.qk_layernorm and m.num_experts is None, frozenset({"qk_layernorm"}), _write_qwen3),
     "qwen2": (lambda m: m.add_qkv_bias and m.num_experts is None, frozenset({"add_qkv_bias"}), _write_qwen2),
     "mistral": (
@@ -234,6 +279,9 @@ ARCHITECTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

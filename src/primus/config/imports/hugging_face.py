@@ -81,6 +81,7 @@ FAMILIES: dict[str, Callable[[HuggingFaceFile], None]] = {
     "ministral3": dense.read_mistral,
     "mistral": dense.read_mistral,
     "mixtral": dense.read_mixtral,
+    "olmo2": dense.read_olmo2,
     "phi3": dense.read_phi3,
     "qwen2": dense.read_qwen2,
     "qwen2_5_omni_text": dense.read_qwen2,
@@ -129,8 +130,7 @@ PRESETS = {
 """Preset for a `model_type` or architecture whose files are not read."""
 
 MISSING = {
-    "olmo2": "its layers have norms only after attention and feed-forward",
-    "olmo3": "its layers have norms only after attention and feed-forward",
+    "olmo3": "its layers have norms only after attention and feed-forward, and windows",
     "granite": "its embeddings, residuals, attention and logits are multiplied by constants",
     "cohere": "attention and feed-forward of a layer read the same norm",
     "cohere2": "attention and feed-forward of a layer read the same norm",
@@ -351,7 +351,14 @@ def _choose_layer_kind(file: HuggingFaceFile, key: str, scaling: dict[str, Confi
         return scaling
     chosen = "full_attention" if "full_attention" in kinds else next(iter(kinds))
     for kind, part in kinds.items():
-        if kind != chosen and part != kinds[chosen]:
+        theta = part.get("rope_theta")
+        if (
+            kind == "sliding_attention"
+            and part.get("rope_type", "default") == "default"
+            and isinstance(theta, float | int)
+        ):
+            file.set_keys(window_rotary_base=float(theta))
+        elif kind != chosen and part != kinds[chosen]:
             file.target.add_other(f"{key}.{kind}", part, "primus has one rope for all layers")
     return kinds[chosen]
 

@@ -46,6 +46,13 @@ def read_mistral(file: HuggingFaceFile) -> None:
         file.set_keys(window_size=window)
 
 
+def read_olmo2(file: HuggingFaceFile) -> None:
+    """OLMo 2: norms after attention and feed-forward, and over all heads of queries and keys."""
+    file.set_keys(pre_layernorm=False, post_layernorm=True, qk_layernorm=True, qk_layernorm_across_heads=True)
+    if file.take("attention_bias", False):
+        file.report("attention_bias", "primus has no bias on all projections of this family")
+
+
 def read_qwen2(file: HuggingFaceFile) -> None:
     file.set_keys(add_qkv_bias=True)
     read_optional_window(file)

@@ -26,11 +26,7 @@ LINEAR = (
 
 
 def read_gemma(file: HuggingFaceFile) -> None:
-    file.target.add_other(
-        "model_type",
-        file.values["model_type"],
-        "embeddings scaled by sqrt(hidden_size) and norms of 1 + weight have no key; a framework must know them",
-    )
+    file.set_keys(scale_embeddings=True, zero_centered_norms=True)
     if file.take("attention_bias", False):
         file.report("attention_bias", "primus has no bias on all projections of this family")
 
@@ -44,24 +40,26 @@ def read_gemma3(file: HuggingFaceFile) -> None:
     file.set_keys(qk_layernorm=True)
     _check_direction(file)
     local = file.take("rope_local_base_freq", 10000.0)
-    if local != file.target.model["rotary_base"]:
-        file.report("rope_local_base_freq", f"primus has one rope for all layers; windowed ones have {local:g} here")
+    if local != file.target.model["rotary_base"] and "window_rotary_base" not in file.target.model:
+        file.set_keys(window_rotary_base=float(local))
 
 
 def _read_alternating_gemma(file: HuggingFaceFile, every: int) -> None:
     """Gemma 2 and 3: layers with a window, and every n-th one with full attention."""
     read_gemma(file)
     file.copy_keys({"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "window_size"})
+    file.copy_keys({key: key for key in ("attn_logit_softcapping", "query_pre_attn_scalar")})
     file.set_keys(post_layernorm=True)
     _set_layer_kinds(file, ["sliding_attention"] * (_take_period(file, every) - 1) + ["full_attention"])
-    for key in ("attn_logit_softcapping", "query_pre_attn_scalar"):
-        if file.take(key) is not None:
-            file.report(key, "no key of primus")
 
 
 def read_gemma4(file: HuggingFaceFile) -> None:
-    read_gemma(file)
+    file.target.add_other(
+        "model_type", "gemma4_text", "embeddings and queries have scales of their own; a framework must know them"
+    )
     file.copy_keys({"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "window_size"})
+    if file.take("attention_bias", False):
+        file.report("attention_bias", "primus has no bias on all projections of this family")
     is_shared = file.take("attention_k_eq_v", False)
     file.set_keys(
         post_layernorm=True,

@@ -40,6 +40,8 @@ def check(experiment: Experiment) -> None:
     check_key_rules("native", read_key_rules(FOLDER), trainer)
     if trainer.model.add_bias_linear or trainer.model.activation_clamp:
         _check_dense_layers(trainer.model)
+    if trainer.model.hybrid_layer_pattern:
+        _check_layer_kinds(trainer.model)
     if trainer.model.mtp_num_layers:
         _check_prediction(trainer.model)
     _check_rewinds(trainer)
@@ -62,6 +64,7 @@ def check_model(spec: ModelSpec) -> None:
     check_key_rules("native", read_key_rules(FOLDER), Trainer(model=spec))
     model_checks.check(spec)
     _check_dense_layers(spec)
+    _check_layer_kinds(spec)
     _check_prediction(spec)
 
 
@@ -82,6 +85,14 @@ def _check_prediction(spec: ModelSpec) -> None:
             " DeepSeek-V3's family",
             "set mtp_num_layers: 0",
         )
+
+
+def _check_layer_kinds(spec: ModelSpec) -> None:
+    """Refuse layers of other kinds than attention with and without a window."""
+    others = "".join(sorted(set(spec.hybrid_layer_pattern or "") - {"*", "W"}))
+    if others:
+        problem = f"hybrid_layer_pattern: {spec.hybrid_layer_pattern}: native does not support layers of kind {others}"
+        raise UsageError(problem, "choose another framework")
 
 
 def _check_rewinds(trainer: Trainer) -> None:
@@ -168,6 +179,9 @@ def _check_layout(trainer: Trainer) -> None:
     if groups % size:
         key = "tensor_model_parallel_size"
         raise UsageError(f"{key}: {size} does not divide num_query_groups {groups}", f"set {key}: {gcd(size, groups)}")
+    if size > 1 and trainer.model.qk_layernorm_across_heads:
+        problem = f"tensor_model_parallel_size: {size} divides heads that qk_layernorm_across_heads norms together"
+        raise UsageError(problem, "set tensor_model_parallel_size: 1")
     tokens = trainer.training.seq_length // trainer.parallel.context_parallel_size
     if trainer.model.num_experts and tokens % size:
         raise UsageError(

@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primus.frameworks.native.engine import rope
-
 
 class LayerCache:
     """Keys and values of one layer.
@@ -54,22 +52,21 @@ class KeyValueCache:
     Args:
         num_layers: Of the model.
         length: Tokens that it holds for each sequence.
-        frequencies_R: Rotary frequencies of the model.
-        scale: Of its rotary tables.
+        tables: Rotary tables of layers without and with a window, of as many positions.
     """
 
-    def __init__(self, num_layers: int, length: int, frequencies_R: Tensor, scale: float) -> None:
+    def __init__(self, num_layers: int, length: int, tables: list[tuple[Tensor, Tensor]]) -> None:
         self.length, self.end = length, length
         self.positions_BS: Tensor | None = None
         """Of the tokens of the next pass; None for the first pass, whose tokens begin at 0."""
         self.num_bytes = 0
         """Memory of the cache, before sequences are dropped."""
-        self._tables = rope.compute_tables(frequencies_R, length, frequencies_R.dtype, scale)
+        self._tables = tables
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     def advance(self, positions: list[int], num_tokens: int) -> None:
         """Set the positions of the next pass: `num_tokens` of each sequence, from its own on."""
-        begins_B1 = torch.tensor(positions, device=self._tables[0].device).unsqueeze(1)
+        begins_B1 = torch.tensor(positions, device=self._tables[0][0].device).unsqueeze(1)
         self.positions_BS = begins_B1 + torch.arange(num_tokens, device=begins_B1.device)
         self.end = max(positions) + num_tokens
 
@@ -78,10 +75,9 @@ class KeyValueCache:
         for layer in self.layers:
             layer.keep(rows)
 
-    def rotate(self, positions_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of some of the positions of a pass, [B, S, 1, C]."""
-        cosine, sine = (table[positions_BS].to(dtype) for table in self._tables)
-        return cosine, sine
+    def rotate(self, positions_BS: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Cosine and sine of some of the positions of a pass, [B, S, 1, C], of each of the tables."""
+        return [(cosine[positions_BS].to(dtype), sine[positions_BS].to(dtype)) for cosine, sine in self._tables]
 
     def build_mask(self, window: int | None) -> Tensor:
         """Which of the cached keys each query of a pass sees, [B, 1, S, T]."""

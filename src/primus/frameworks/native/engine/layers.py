@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine import ops
 from primus.frameworks.native.engine.cache import LayerCache
 from primus.frameworks.native.engine.collectives import gather_context, leave_tensor_region
@@ -41,15 +42,21 @@ class RowLinear(Linear):
 
 
 class RMSNorm(nn.Module):
-    """`ops.rms_norm` with a learned scale."""
+    """`ops.rms_norm` with a learned scale: the weight, or 1 + weight if it is centered at zero."""
 
-    def __init__(self, width: int, epsilon: float) -> None:
+    def __init__(self, width: int, epsilon: float, zero_centered: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.epsilon = epsilon
+        self.epsilon, self.zero_centered = epsilon, zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.epsilon)
+        weight = self.weight.to(ops.choose_wide_dtype(x.dtype)) + 1.0 if self.zero_centered else self.weight
+        return ops.rms_norm(x, weight, self.epsilon)
+
+
+def build_norm(spec: ModelSpec, width: int | None = None) -> RMSNorm:
+    """A norm of the model; of its hidden states when no width is given."""
+    return RMSNorm(width or spec.hidden_size, spec.norm_epsilon, spec.zero_centered_norms)
 
 
 def attend(
@@ -60,11 +67,12 @@ def attend(
     context: Axis,
     sinks_H: Tensor | None = None,
     cache: LayerCache | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of this process's queries to the keys of the whole sequence, which `context` shares.
 
-    Shapes, `mask` and `sinks_H` are those of `ops.causal_attention`, S the part of a sequence in `take_context`; with a
-    cache the keys are those of all its tokens.
+    Shapes, `mask`, `sinks_H` and `softcap` are those of `ops.causal_attention`, S the part of a sequence in
+    `take_context`; with a cache the keys are those of all its tokens.
     """
     if context.size > 1:
         whole = gather_context(torch.cat((k_BKSC, v_BKSC), -1), context, 2)
@@ -72,7 +80,7 @@ def attend(
     if cache is not None:
         k_BKSC, v_BKSC = cache.extend(k_BKSC, v_BKSC)
     if context.size == 1 or mask is not None:
-        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H, softcap)
     # Each of the two chunks sees the keys up to its own end.
     early, late = q_BHSC.chunk(2, 2)
     first_end = (context.rank + 1) * early.shape[2]

@@ -18,7 +18,7 @@ def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: Tensor) ->
         UsageError: native does not support this model.
     """
     model = build_loaded_model(spec, weights)
-    return model(tokens_BS) @ model.output_weight.T
+    return model.compute_logits(model(tokens_BS))
 
 
 def build_loaded_model(spec: ModelSpec, weights: WeightReader, device: torch.device | str = "cpu") -> Transformer:

@@ -51,6 +51,7 @@ def cross_entropy(
     scale: Tensor | None = None,
     chunk: int | None = None,
     part: HeadPart | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED, float64.
 
@@ -64,12 +65,13 @@ def cross_entropy(
         scale: A float64 scalar on the same device; 1 when None.
         chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
         part: Which rows of the head these are; all when None. The gradient of `hidden` is then a part, too.
+        softcap: Soft limit of the logits, softcap x tanh(logit / softcap) (Gemma 2); none when None.
     """
     if scale is None:
         scale = torch.ones((), dtype=torch.float64, device=hidden.device)
     if chunk is None:
         chunk = choose_chunk(weight_VD.shape[0], hidden)
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk, part)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk, part, softcap)
 
 
 def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
@@ -123,6 +125,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor,
         chunk: int,
         part: HeadPart | None,
+        softcap: float | None,
     ) -> Tensor:
         weight_VD = master_VD.to(hidden_TD.dtype)
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
@@ -133,7 +136,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):
             hidden_cD = hidden_TD[rows]
-            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows], part)
+            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(
+                hidden_cD, weight_VD, index_T1[rows], part, softcap
+            )
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
             # An evaluation needs no gradients, and nothing else of the chunk.
@@ -157,17 +162,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_weight_VD is not None:
             # The masters are float32, whatever the dtype of the products.
             grad_weight_VD = _scale_gradient(grad_weight_VD.to(ctx.weight_dtype), grad)
-        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None, None
+        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None, None, None
 
 
 def _compute_losses_and_gradient(
-    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor, part: HeadPart | None
+    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor, part: HeadPart | None, softcap: float | None
 ) -> tuple[Tensor, ...]:
     """Of each row of logits: -log p of its target; its exponentials - onehot(target) x their total; and their total.
 
     The second divided by the third is the gradient, softmax(logits) - onehot(target). It is [c, V] in the dtype of
     `hidden_cD`; the others are float64 [c, 1].
     """
+    if softcap is not None:
+        bent_cV = torch.tanh(hidden_cD @ weight_VD.t() / softcap)
+        args = (part.group,) if part else ()
+        found = (_exponentiate_part if part else _exponentiate_logits)(softcap * bent_cV, index_c1, *args)
+        return found[0], found[1] * (1.0 - bent_cV.square()), found[2]
     if part is not None:
         return _exponentiate_part(hidden_cD @ weight_VD.t(), index_c1, part.group)
     num_tokens, is_compiling = hidden_cD.shape[0], torch.compiler.is_compiling()

@@ -25,7 +25,7 @@ from primus.frameworks.native.engine.collectives import (
     leave_tensor_region,
     take_context,
 )
-from primus.frameworks.native.engine.layers import Linear, RMSNorm, RowLinear, attend
+from primus.frameworks.native.engine.layers import Linear, RowLinear, attend, build_norm
 from primus.frameworks.native.engine.layout import ALONE, Axis, Layout
 from primus.frameworks.native.engine.loss import HeadPart, add_loss, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
@@ -110,7 +110,9 @@ def _draw_together(turn: Sequence[tuple[PlacedWeight, InitialMatrix]], stage: Ax
 
 def fill_frequencies(model: Transformer) -> None:
     """Fill the rotary frequencies, which a model that was on the meta device lacks, and no checkpoint holds."""
-    model.frequencies.copy_(rope.compute_frequencies(model.spec, rope.count_rotary_channels(model.spec)))
+    channels = rope.count_rotary_channels(model.spec)
+    model.frequencies.copy_(rope.compute_frequencies(model.spec, channels))
+    model.window_frequencies.copy_(rope.compute_window_frequencies(model.spec, channels))
     moe.fill_buffers(model)
 
 
@@ -156,6 +158,8 @@ class Transformer(nn.Module):
 
     frequencies: Tensor
     """Rotary frequencies [C / 2], in float32 or wider; not part of the state."""
+    window_frequencies: Tensor
+    """Those of the layers with a window."""
 
     def __init__(self, spec: ModelSpec, layout: Layout = ALONE, stage: StageLayers | None = None) -> None:
         check_model(spec)
@@ -181,7 +185,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict(
             {str(n): TransformerLayer(spec, kinds[n], layout) for group in self.stage.groups for n in group}
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon) if is_last else None
+        self.norm = build_norm(spec) if is_last else None
         vocabulary = share(spec.vocab_size, layout.tensor)
         self.output = Linear(spec.hidden_size, vocabulary, bias=False) if is_last and not tied else None
         like_last = structs.replace(kinds[-1], window=None)
@@ -190,7 +194,8 @@ class Transformer(nn.Module):
             for _ in range(spec.mtp_num_layers if is_last else 0)
         )
         self.prediction_loss_factor = DEFAULTS.mtp_loss_scaling_factor
-        self.register_buffer("frequencies", torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
+        for name in ("frequencies", "window_frequencies"):
+            self.register_buffer(name, torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
     def configure(self, training: TrainingConfig, settings: TrainingSettings = DEFAULTS) -> None:
         """Compute as an experiment asks for."""
@@ -218,6 +223,11 @@ class Transformer(nn.Module):
     def place_balance_biases(self) -> dict[str, PlacedWeight]:
         """The biases that balance experts by name: no weights, but a part of the model."""
         return {name: PlacedWeight(bias) for name, bias in moe.iterate_balance_biases(self)}
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states after the last norm, of the vocabulary of this process."""
+        logits, softcap = hidden @ self.output_weight.to(hidden.dtype).T, self.spec.final_logit_softcapping
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     @property
     def _last_stage_embeds(self) -> bool:
@@ -272,14 +282,15 @@ class Transformer(nn.Module):
         hidden_BSD = self.embedding(x) if is_first and self.embedding is not None else x
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
-        rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
+        rotations, mask = self._compute_rotations_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         loss_weight = self._compute_loss_weight(targets_BS, scale)
         masks = self._build_masks(mask, tokens_BS)
         memory = self.activations if torch.is_grad_enabled() else None
         first = sum(map(len, self.stage.groups[:group]))
         for index, number in enumerate(self.stage.groups[group], first):
             layer = self.layers[str(number)]
-            inputs = hidden_BSD, rotation, masks[_get_window(layer)], loss_weight
+            window = cast(TransformerLayer, layer).window
+            inputs = hidden_BSD, rotations[window is not None], masks[window], loss_weight
             hidden_BSD = memory.run_layer(index, layer, *inputs) if memory else layer(*inputs)
         if is_last and self.norm is not None:
             hidden_BSD = self.norm(hidden_BSD)
@@ -287,7 +298,7 @@ class Transformer(nn.Module):
             return hidden_BSD
         if self.predictions and torch.is_grad_enabled():
             losses = self._predict_further(
-                hidden_BSD, tokens_BS, targets_BS, scale, examples_BS, (rotation, masks[None], loss_weight)
+                hidden_BSD, tokens_BS, targets_BS, scale, examples_BS, (rotations[0], masks[None], loss_weight)
             )
             hidden_BSD = add_loss(hidden_BSD, losses)
         return self._compute_loss(hidden_BSD, targets_BS, scale)
@@ -295,10 +306,10 @@ class Transformer(nn.Module):
     def _compute_loss(self, hidden_BSD: Tensor, targets_BS: Tensor, scale: Tensor | None) -> Tensor:
         hidden_BSD = enter_tensor_region(hidden_BSD, self.layout)
         targets_BS = take_context(targets_BS, self.layout.context, 1)
-        tensor, part = self.layout.tensor, None
+        tensor, part, softcap = self.layout.tensor, None, self.spec.final_logit_softcapping
         if tensor.size > 1:
             part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
-        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part)
+        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part, softcap)
 
     def _predict_further(
         self,
@@ -331,8 +342,8 @@ class Transformer(nn.Module):
                 masks[window] = take_context(self.cache.build_mask(window), context, 2)
                 continue
             is_short = window is not None and window < length
-            # A part of the queries with sinks has no mask of its own.
-            if is_short or (self.spec.attention_sinks and context.size > 1):
+            # A part of the queries with sinks or limited scores has no mask of its own.
+            if is_short or ((self.spec.attention_sinks or self.spec.attn_logit_softcapping) and context.size > 1):
                 limited = documents.limit_to_window(mask, window or length, length, tokens_BS.device)
                 masks[window] = take_context(limited, context, 2)
             else:
@@ -345,16 +356,21 @@ class Transformer(nn.Module):
             return None
         return count_targets(targets_BS) * (1.0 if scale is None else scale)
 
-    def _compute_rotation_and_mask(
+    def compute_rotary_tables(self, length: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Those of `rope.compute_tables` for the layers without a window, and for those with one."""
+        table = rope.compute_tables(self.frequencies, length, dtype, rope.compute_table_scale(self.spec))
+        has_own = self.spec.window_rotary_base is not None
+        return [table, rope.compute_tables(self.window_frequencies, length, dtype) if has_own else table]
+
+    def _compute_rotations_and_mask(
         self, tokens_BS: Tensor, examples_BS: Tensor | None, dtype: torch.dtype
-    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """The rotation of each position, and the mask of the keys that each query sees; None for all earlier keys."""
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """The rotation of each position without and with a window, and the mask of the keys that each query sees; None
+        for all earlier keys."""
         if self.cache is not None and self.cache.positions_BS is not None:
             positions_BS = take_context(self.cache.positions_BS, self.layout.context, 1)
             return self.cache.rotate(positions_BS, dtype), None
-        cosine, sine = rope.compute_tables(
-            self.frequencies, tokens_BS.shape[1], dtype, rope.compute_table_scale(self.spec)
-        )
+        tables = self.compute_rotary_tables(tokens_BS.shape[1], dtype)
         reset_positions = reset_attention = examples_BS is not None
         if self.documents is not None:
             eod_id, reset_positions, reset_attention = self.documents
@@ -364,8 +380,8 @@ class Transformer(nn.Module):
             mask = documents.build_attention_mask(examples_BS)
         if examples_BS is not None and reset_positions:
             positions_BS = take_context(documents.compute_positions(examples_BS), context, 1)
-            return (cosine[positions_BS], sine[positions_BS]), mask
-        return (take_context(cosine, context, 0), take_context(sine, context, 0)), mask
+            return [(cosine[positions_BS], sine[positions_BS]) for cosine, sine in tables], mask
+        return [(take_context(cosine, context, 0), take_context(sine, context, 0)) for cosine, sine in tables], mask
 
 
 class Embedding(nn.Embedding):
@@ -374,9 +390,13 @@ class Embedding(nn.Embedding):
     def __init__(self, spec: ModelSpec, layout: Layout) -> None:
         super().__init__(share(spec.vocab_size, layout.tensor), spec.hidden_size)
         self.layout, self.begin = layout, find_begin(spec.vocab_size, layout.tensor)
+        self.scale = spec.hidden_size**0.5 if spec.scale_embeddings else 1.0
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
-        tokens_BS = take_context(tokens_BS, self.layout.context, 1)
+        found_BSD = self._find_vectors(take_context(tokens_BS, self.layout.context, 1))
+        return found_BSD if self.scale == 1.0 else found_BSD * self.scale
+
+    def _find_vectors(self, tokens_BS: Tensor) -> Tensor:
         if self.layout.tensor.size == 1:
             return super().forward(tokens_BS)
         index_BS = tokens_BS - self.begin
@@ -386,15 +406,18 @@ class Embedding(nn.Embedding):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and feed-forward, each on a normalized copy of the residual stream."""
+    """Attention and feed-forward, each on a normalized copy of the residual stream, or with a normalized result."""
 
     def __init__(self, spec: ModelSpec, kind: LayerKind, layout: Layout) -> None:
         super().__init__()
         self.window = kind.window
-        self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
+        before, after = spec.pre_layernorm, spec.post_layernorm
+        self.attention_norm = build_norm(spec) if before else nn.Identity()
         self.attention = (LatentAttention if spec.multi_latent_attention else Attention)(spec, layout)
-        self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
+        self.attention_post_norm = build_norm(spec) if after else nn.Identity()
+        self.feed_forward_norm = build_norm(spec) if before else nn.Identity()
         self.feed_forward = _build_feed_forward(spec, kind, layout)
+        self.feed_forward_post_norm = build_norm(spec) if after else nn.Identity()
 
     def forward(
         self,
@@ -403,19 +426,15 @@ class TransformerLayer(nn.Module):
         mask: Tensor | None = None,
         loss_weight: Tensor | None = None,
     ) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation, mask)
-        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD), loss_weight)
-
-
-def _get_window(layer: nn.Module) -> int | None:
-    return cast(TransformerLayer, layer).window
+        x_BSD = x_BSD + self.attention_post_norm(self.attention(self.attention_norm(x_BSD), rotation, mask))
+        return x_BSD + self.feed_forward_post_norm(self.feed_forward(self.feed_forward_norm(x_BSD), loss_weight))
 
 
 def _build_feed_forward(spec: ModelSpec, kind: LayerKind, layout: Layout) -> nn.Module:
     if not kind.moe:
-        return FeedForward(spec.hidden_size, spec.ffn_hidden_size, layout)
+        return FeedForward(spec, spec.ffn_hidden_size, layout)
     width = spec.moe_shared_expert_intermediate_size
-    return MixtureOfExperts(spec, FeedForward(spec.hidden_size, width, layout) if width else None, layout)
+    return MixtureOfExperts(spec, FeedForward(spec, width, layout) if width else None, layout)
 
 
 class Attention(nn.Module):
@@ -432,29 +451,39 @@ class Attention(nn.Module):
             spec.num_attention_heads * self.head_dim, spec.hidden_size, bias=spec.add_bias_linear, layout=layout
         )
         self.sinks = nn.Parameter(torch.empty(self.heads)) if spec.attention_sinks else None
-        self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
-        self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
+        self.norms_all_heads, self.softcap = spec.qk_layernorm_across_heads, spec.attn_logit_softcapping
+        widths = [self.head_dim * (count if self.norms_all_heads else 1) for count in (self.heads, self.groups)]
+        self.query_norm = build_norm(spec, widths[0]) if spec.qk_layernorm else None
+        self.key_norm = build_norm(spec, widths[1]) if spec.qk_layernorm else None
+        # Attention divides scores by the square root of the width of a head.
+        self.query_scale = (self.head_dim / (spec.query_pre_attn_scalar or self.head_dim)) ** 0.5
         self.cache: LayerCache | None = None
 
     def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         qkv_BSNC = self.qkv(enter_tensor_region(x_BSD, self.layout)).unflatten(-1, (-1, self.head_dim))
         q_BSHC, k_BSKC, v_BSKC = qkv_BSNC.split((self.heads, self.groups, self.groups), 2)
         if self.query_norm is not None and self.key_norm is not None:
-            q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
+            if self.norms_all_heads:
+                q_BSHC = self.query_norm(q_BSHC.flatten(2)).view_as(q_BSHC)
+                k_BSKC = self.key_norm(k_BSKC.flatten(2)).view_as(k_BSKC)
+            else:
+                q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
+        q_BSHC = q_BSHC if self.query_scale == 1.0 else q_BSHC * self.query_scale
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
         q_BHSC, k_BKSC, v_BKSC = (each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC))
-        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks, self.cache)
+        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks, self.cache, self.softcap)
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
-    """SwiGLU; rows of `gate_up` are the gate, then the value that it gates."""
+    """SwiGLU, or with GELU; rows of `gate_up` are the gate, then the value that it gates."""
 
-    def __init__(self, hidden_size: int, width: int, layout: Layout) -> None:
+    def __init__(self, spec: ModelSpec, width: int, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
-        self.gate_up = Linear(hidden_size, 2 * share(width, layout.tensor), bias=False)
-        self.down = RowLinear(width, hidden_size, bias=False, layout=layout)
+        self.activate = ops.geglu if spec.ffn_activation == "gelu" else ops.swiglu
+        self.gate_up = Linear(spec.hidden_size, 2 * share(width, layout.tensor), bias=False)
+        self.down = RowLinear(width, spec.hidden_size, bias=False, layout=layout)
 
     def forward(self, x_BSD: Tensor, _: Tensor | None = None) -> Tensor:
-        return self.down(ops.swiglu(self.gate_up(enter_tensor_region(x_BSD, self.layout))))
+        return self.down(self.activate(self.gate_up(enter_tensor_region(x_BSD, self.layout))))

@@ -45,6 +45,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up with the tanh form of GELU (arXiv 2002.05202, equation 6; Gemma)."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def derive_swiglu(grad: Tensor, gate_up: Tensor) -> Tensor:
     """Gradient of `swiglu` with respect to its input."""
     gate, up = gate_up.chunk(2, -1)
@@ -73,7 +79,12 @@ def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor
 
 
 def causal_attention(
-    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None, sinks_H: Tensor | None = None
+    q_BHSC: Tensor,
+    k_BKSC: Tensor,
+    v_BKSC: Tensor,
+    mask: Tensor | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
 
@@ -83,7 +94,10 @@ def causal_attention(
         v_BKSC: Values.
         mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
         sinks_H: For each head the logit of one more key, which has no value (gpt-oss).
+        softcap: Soft limit of the scores, softcap x tanh(score / softcap) (Gemma 2); not with sinks.
     """
+    if softcap is not None:
+        return _attend_softly(q_BHSC, k_BKSC, v_BKSC, mask, softcap)
     if sinks_H is not None:
         return _attend_with_sinks(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     if mask is not None:
@@ -128,6 +142,17 @@ def _attend_with_sinks(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Ten
     sinks = sinks_H.to(q_BHSC.dtype).view(1, -1, 1, 1).expand(hidden.shape[0], -1, length, -1)
     k_BKSC, v_BKSC = (F.pad(x, (0, 0, 0, 1)) for x in (k_BKSC, v_BKSC))
     return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, torch.cat((heads, sinks), -1))
+
+
+def _attend_softly(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, softcap: float) -> Tensor:
+    """All scores are in memory: torch's kernels limit none."""
+    num_queries = q_BHSC.shape[1] // k_BKSC.shape[1]
+    k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
+    scores = softcap * torch.tanh((q_BHSC * (q_BHSC.shape[-1] ** -0.5 / softcap)) @ k_BHSC.transpose(2, 3))
+    if mask is None:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    wide = choose_wide_dtype(scores.dtype)
+    return scores.masked_fill(~mask, -math.inf).softmax(-1, dtype=wide).to(v_BHSC.dtype) @ v_BHSC
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from primus.config.schema import ModelSpec
@@ -24,6 +25,15 @@ def compute_frequencies(spec: ModelSpec, channels: int) -> Tensor:
     if spec.rope_type == "yarn":
         return _scale_yarn_frequencies(frequencies_R, spec)
     return _scale_llama3_frequencies(frequencies_R, spec) if spec.rope_type == "llama3" else frequencies_R
+
+
+def compute_window_frequencies(spec: ModelSpec, channels: int) -> Tensor:
+    """Those of the layers with a window, which may have a theta of their own that is not scaled (Gemma 3)."""
+    if spec.window_rotary_base is None:
+        return compute_frequencies(spec, channels)
+    return compute_frequencies(
+        structs.replace(spec, rotary_base=spec.window_rotary_base, rope_type="default"), channels
+    )
 
 
 def count_rotary_channels(spec: ModelSpec) -> int:

@@ -20,7 +20,6 @@ from primus.frameworks.native.engine.collectives import enter_tensor_region, gat
 from primus.frameworks.native.engine.model import Transformer, TransformerLayer
 from primus.frameworks.native.engine.ops import choose_wide_dtype
 from primus.frameworks.native.engine.placement import find_begin
-from primus.frameworks.native.engine.rope import compute_table_scale
 
 
 class Sampling(NamedTuple):
@@ -90,8 +89,8 @@ def generate(
         for number, prompt in enumerate(prompts)
     ]
     length = max(len(row.prompt) + row.limit for row in rows) + 2 * parts
-    scale, documents = compute_table_scale(model.spec), model.documents
-    cache = KeyValueCache(len(model.layers), length, model.frequencies, scale)
+    documents, tables = model.documents, model.compute_rotary_tables(length, model.frequencies.dtype)
+    cache = KeyValueCache(len(model.layers), length, tables)
     _attach_cache(model, cache)
     model.documents = None  # one text, whatever tokens it has
     try:
@@ -184,7 +183,7 @@ def _compute_logits(model: Transformer, tokens_BS: Tensor, last_B: Tensor) -> Te
     hidden_BSD = model(tokens_BS)
     hidden_BSD = gather_context(enter_tensor_region(hidden_BSD, layout), layout.context, 1)
     hidden_BD = hidden_BSD[torch.arange(len(last_B), device=last_B.device), last_B]
-    own_BV = F.linear(hidden_BD, model.output_weight.to(hidden_BD.dtype))
+    own_BV = model.compute_logits(hidden_BD)
     if layout.tensor.size == 1:
         return own_BV.to(choose_wide_dtype(own_BV.dtype))
     logits_BV = own_BV.new_zeros((len(own_BV), model.spec.vocab_size))
