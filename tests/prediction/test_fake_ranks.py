@@ -149,3 +149,23 @@ def test_a_rank_needs_its_peak_and_the_allowances() -> None:
     record = execute(build_experiment({}), 0, 2)
     assert judge_memory(record, RESERVED_BYTES + (1 << 30)).fits
     assert not judge_memory(record, RESERVED_BYTES).fits
+
+
+@pytest.mark.parametrize("model", [{}, EXPERTS])
+@pytest.mark.parametrize("training", [{}, {"recompute_activations": True, "global_batch_size": 2}])
+def test_a_fake_step_takes_the_memory_of_a_real_one(model: dict[str, Any], training: dict[str, Any]) -> None:
+    from primus.frameworks.native.engine.fake_rank import execute_step
+    from primus.frameworks.native.engine.layout import ALONE
+    from primus.frameworks.native.engine.model import initialize_weights
+    from primus.session.fake_run.observer import StepObserver
+
+    asked = build_experiment({}, training, model)
+    fake = execute(asked, 0, 1)
+    observer = StepObserver({}, 1, is_fake=False)
+    count = fake.micro_batches
+    execute_step(asked.trainer, ALONE, 0, 1, count, observer, None, lambda each: initialize_weights(each, 1))
+    peak, _, kept = observer.find_moments()
+    # A few scalars of initial values may still be there.
+    assert fake.peak.parts.total == pytest.approx(peak.parts.total, rel=1e-3)
+    assert fake.kept.total == pytest.approx(kept.total, rel=1e-3)
+    assert fake.flops == sum(each.flops for each in observer.list_work())
