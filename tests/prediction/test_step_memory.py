@@ -68,3 +68,11 @@ def test_sharding_recomputation_and_later_stages_need_less() -> None:
     stages = predict_memory(spec, base)
     assert [stage.stage for stage in stages] == ["first stage", "middle stage", "middle stage", "last stage"]
     assert stages[0].activations == 4 * stages[3].activations
+
+
+def test_activations_of_fp32_take_twice_those_of_bf16() -> None:
+    spec = find_row("llama3.1_70B").spec
+    layout = StepLayout(devices=64, tensor=8, global_batch=64, seq_length=8192)
+    bf16, fp32 = (predict_memory(spec, structs.replace(layout, precision=name))[0] for name in ("bf16", "fp32"))
+    assert fp32.activations == 2 * bf16.activations
+    assert fp32.weights == bf16.weights

@@ -61,6 +61,11 @@ class StepLayout(Struct, frozen=True, kw_only=True):
         return self.global_batch // (self.data * self.micro_batch)
 
     @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
     def tokens(self) -> int:
         """Tokens of one micro batch on one device, before tensor parallelism."""
         return self.micro_batch * self.seq_length // self.context

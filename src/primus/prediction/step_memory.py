@@ -72,16 +72,21 @@ def _predict_stage(spec: ModelSpec, layout: StepLayout, stage: StageWork, index:
     kept = sharded if layout.sharding == "full" else stage.parameters
     of_layer = max((count_activation_bytes(spec, layout, kind) for kind in held), default=0.0)
     in_flight = _count_micro_batches_in_flight(layout, index)
-    activations = in_flight * sum(layout.tokens * _count_kept_bytes(spec, layout, kind) for kind in held)
+    # The formulas count values of 2 bytes.
+    tokens = layout.tokens * layout.value_bytes / 2
+    activations = in_flight * sum(tokens * _count_kept_bytes(spec, layout, kind) for kind in held)
     is_last = index == layout.pipeline - 1
     logits = layout.tokens * spec.vocab_size / layout.tensor * layout.logit_bytes if is_last else 0.0
-    again = layout.tokens * of_layer if layout.recompute in ("alternate", "full") else 0.0
+    again = tokens * of_layer if layout.recompute in ("alternate", "full") else 0.0
     working = max(logits, again)
     unit = stage.parameters / max(1, len(held)) if held else stage.parameters
+    is_gathered = layout.sharding == "full" and layout.data * layout.context > 1
     return StepMemory(
         stage=stage.name,
         weights=kept * weight,
-        gathered=2 * 2 * unit if layout.sharding == "full" and layout.data * layout.context > 1 else 0.0,
+        gathered=2 * layout.value_bytes * unit
+        if layout.sharding == "full" and layout.data * layout.context > 1
+        else 0.0,
         gradients=kept * gradient,
         optimizer=(stage.parameters if layout.sharding == "none" else sharded) * state,
         activations=activations,

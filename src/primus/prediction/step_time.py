@@ -9,7 +9,6 @@ from primus.models.counts import flops_per_token
 from primus.prediction.device_rates import DeviceRates
 from primus.prediction.step_layout import StepLayout
 from primus.prediction.step_work import (
-    BYTES,
     MASTER_BYTES,
     OPTIMIZER_BYTES,
     LayerWork,
@@ -224,7 +223,7 @@ def _time_product(product: Product, layout: StepLayout, rates: DeviceRates, fitt
     rate *= fitted.low_product_share if is_low else fitted.product_share
     if product.groups > 1:
         rate *= product.rows / (product.rows + fitted.half_rows)
-    moved = BYTES * (product.weights + product.rows * product.groups * (product.inner + product.columns))
+    moved = layout.value_bytes * (product.weights + product.rows * product.groups * (product.inner + product.columns))
     return max(product.flop / rate, moved / (rates.memory_gb_per_s * fitted.memory_share * 1e9))
 
 

@@ -25,8 +25,6 @@ from primus.models.layers import (
 )
 from primus.prediction.step_layout import StepLayout
 
-BYTES = 2
-"""Of an activation."""
 MASTER_BYTES = 4
 """Of a gradient in fp32."""
 OPTIMIZER_BYTES = 30
@@ -212,9 +210,12 @@ def _build_layer(spec: ModelSpec, layout: StepLayout, kind: LayerKind) -> LayerW
     if not layout.fused:
         operators *= 2
     return LayerWork(
-        products=tuple(products), attention_flop=attention, element_bytes=BYTES * elements, operators=operators,
+        products=tuple(products),
+        attention_flop=attention,
+        element_bytes=layout.value_bytes * elements,
+        operators=operators,
         experts=experts,
-    )  # fmt: skip
+    )
 
 
 def _narrow_heads(spec: ModelSpec) -> float:
@@ -271,19 +272,19 @@ def _list_collectives(
     groups, tp, cp = layout.groups, layout.tensor, layout.context
     mixers = sum(kind.mixer != "none" for kind in held)
     feeds = sum(kind.feed_forward for kind in held)
-    hidden = layout.tokens * spec.hidden_size * BYTES
+    hidden = layout.tokens * spec.hidden_size * layout.value_bytes
     # A gather and a scatter around each of a layer's two parts, in both passes; without sequence parallelism a
     # reduction of both in one call.
     yield StepCollective(
         name="tensor", pattern="ring", moved_bytes=hidden, calls=4 * (mixers + feeds), scope="micro batch", size=tp,
         stride=1,
     )  # fmt: skip
-    keys = layout.tokens * cp * 2 * num_query_groups(spec) * head_dim(spec) * BYTES / tp
+    keys = layout.tokens * cp * 2 * num_query_groups(spec) * head_dim(spec) * layout.value_bytes / tp
     yield StepCollective(
         name="context", pattern="ring", moved_bytes=keys, calls=3 * mixers, scope="micro batch", size=cp, stride=tp
     )
     moe = sum(kind.moe for kind in held)
-    sent = layout.tokens * (spec.moe_latent_size or spec.hidden_size) * BYTES * spec.moe_router_topk / tp
+    sent = layout.tokens * (spec.moe_latent_size or spec.hidden_size) * layout.value_bytes * spec.moe_router_topk / tp
     yield StepCollective(
         name="expert", pattern="all-to-all", moved_bytes=sent, calls=4 * moe, scope="micro batch",
         size=layout.expert if moe else 1, stride=groups.expert_stride,
@@ -309,7 +310,7 @@ def _list_weight_collectives(
     scope: Scope = "micro batch" if full else "step"
     # Gradients are reduced in fp32 by torchtitan and Megatron alike; without sharding in one reduction, two passes.
     gathers = 2 if full else 1 if layout.sharding == "optimizer" else 0
-    width = 1 if layout.precision == "fp8" and full else BYTES
+    width = 1 if layout.precision == "fp8" and full else layout.value_bytes
     yield StepCollective(
         name="weights",
         pattern="ring",
