@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
+from primus import experiment
 from primus.prediction.published_steps import PublishedStep, read_published_steps
-from primus.prediction.step_layout import StepLayout
+from primus.prediction.step_layout import StepLayout, build_layout
 from primus.prediction.step_memory import GIB, find_largest, predict_memory
 
 GOLDEN = {
@@ -76,3 +79,14 @@ def test_activations_of_fp32_take_twice_those_of_bf16() -> None:
     bf16, fp32 = (predict_memory(spec, structs.replace(layout, precision=name))[0] for name in ("bf16", "fp32"))
     assert fp32.activations == 2 * bf16.activations
     assert fp32.weights == bf16.weights
+
+
+def test_native_needs_what_its_executed_step_needs() -> None:
+    """Figures of `analyze layout --config examples/llama3.1_8B-pretrain.yaml --assume mi300x:8`, in GiB."""
+    example = Path(__file__).parents[2] / "examples/llama3.1_8B-pretrain.yaml"
+    trainer = experiment.resolve_experiment(example, (), {}, is_elsewhere=True).experiment.trainer
+    (found,) = predict_memory(trainer.model, build_layout(trainer, 8))
+    assert (found.weights / GIB, found.optimizer / GIB) == pytest.approx((3.74, 7.48), rel=0.01)
+    assert (found.gradients / GIB, found.gathered / GIB) == pytest.approx((29.92, 1.96), rel=0.01)
+    assert found.activations / GIB == pytest.approx(85.19, rel=0.01)
+    assert found.total / GIB == pytest.approx(135.8, rel=0.02)

@@ -73,21 +73,21 @@ def _predict_stage(spec: ModelSpec, layout: StepLayout, stage: StageWork, index:
     of_layer = max((count_activation_bytes(spec, layout, kind) for kind in held), default=0.0)
     in_flight = _count_micro_batches_in_flight(layout, index)
     # The formulas count values of 2 bytes.
-    tokens = layout.tokens * layout.value_bytes / 2
+    tokens = layout.tokens * layout.value_bytes / 2 * layout.kept_activations
     activations = in_flight * sum(tokens * _count_kept_bytes(spec, layout, kind) for kind in held)
     is_last = index == layout.pipeline - 1
     logits = layout.tokens * spec.vocab_size / layout.tensor * layout.logit_bytes if is_last else 0.0
     again = tokens * of_layer if layout.recompute in ("alternate", "full") else 0.0
     working = max(logits, again)
-    unit = stage.parameters / max(1, len(held)) if held else stage.parameters
+    has_vocabulary = index == 0 or is_last
+    table = spec.vocab_size * spec.hidden_size / layout.tensor if has_vocabulary else 0.0
+    unit = max(table, stage.parameters / max(1, len(held)))
     is_gathered = layout.sharding == "full" and layout.data * layout.context > 1
     return StepMemory(
         stage=stage.name,
         weights=kept * weight,
-        gathered=2 * layout.value_bytes * unit
-        if layout.sharding == "full" and layout.data * layout.context > 1
-        else 0.0,
-        gradients=kept * gradient,
+        gathered=2 * layout.value_bytes * unit if is_gathered else 0.0,
+        gradients=(stage.parameters if layout.accumulates_whole else kept) * gradient,
         optimizer=(stage.parameters if layout.sharding == "none" else sharded) * state,
         activations=activations,
         working=working,

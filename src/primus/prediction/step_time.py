@@ -147,7 +147,8 @@ def _time_stage(
             terms[name] += seconds * number
         calls = work.operators + work.experts * fitted.expert_calls
         operators += number * calls * (3 + (layout.recompute != "none"))
-    accumulated = 0.0 if layout.sharding == "full" else 2 * MASTER_BYTES * stage.parameters
+    is_sharded = layout.sharding == "full" and not layout.accumulates_whole
+    accumulated = 0.0 if is_sharded else 2 * MASTER_BYTES * stage.parameters
     terms["element-wise"] += accumulated / (rates.memory_gb_per_s * fitted.memory_share * 1e9)
     compute = sum(terms.values())
     timed = [_time_collective(each, layout, rates) for each in stage.collectives if each.size > 1 and each.calls]

@@ -323,7 +323,8 @@ def _list_weight_collectives(
     )
     reductions = 1 if gathers else 2
     yield StepCollective(
-        name="gradients", pattern="ring", moved_bytes=held * MASTER_BYTES, calls=reductions, parts=layers, scope=scope,
+        name="gradients", pattern="ring", moved_bytes=held * MASTER_BYTES, calls=reductions, parts=layers,
+        scope="step" if layout.accumulates_whole else scope,
         size=size, stride=stride,
     )  # fmt: skip
 
