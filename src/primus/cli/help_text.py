@@ -24,6 +24,7 @@ TASK_GROUPS = {
     ),
     "checkpoints": (
         *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
+        "generate",
     ),
     "runs and jobs": (
         *("runs list", "runs show", "runs watch", "runs plot", "runs diff", "runs compare", "runs gate", "runs clean"),

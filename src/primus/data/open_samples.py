@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from primus.config.schema import Trainer
+from primus.data.instruction.preference_settings import learns_preferences
 from primus.data.training.dataset import Datasets, open_datasets
 
 
@@ -16,5 +17,8 @@ def open_samples(trainer: Trainer) -> Datasets:
     if trainer.data.sft_data_path:
         from primus.data.instruction.dataset import open_instruction_datasets  # for fine-tuning only
 
-        return open_instruction_datasets(trainer.data, vocab_size, training.seq_length, training.seed)
+        are_pairs = learns_preferences(trainer.backend_args)
+        return open_instruction_datasets(
+            trainer.data, vocab_size, training.seq_length, training.seed, are_pairs=are_pairs
+        )
     return open_datasets(trainer.data, vocab_size, training.seq_length, training.seed)

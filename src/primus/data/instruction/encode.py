@@ -49,12 +49,12 @@ class ExampleEncoder:
             end = [] if self.tokenizer.eod_id is None else [self.tokenizer.eod_id]
             begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
             prompt, answer = self.tokenizer.encode(example.prompt), self.tokenizer.encode(example.completion)
-            return _join([([*begin, *prompt], False), ([*answer, *end], True)])
+            return join_parts([([*begin, *prompt], False), ([*answer, *end], True)])
         if self.template is None:
             raise build_missing_template_error(where, self.name)
         parts = split_conversation(example.messages, self.template, self.tokenizer.special_strings, where)
         # Each part by itself, as a server encodes the prompt before the model continues it.
-        return _join([(self.tokenizer.encode(text), counts) for text, counts in parts])
+        return join_parts([(self.tokenizer.encode(text), counts) for text, counts in parts])
 
     def encode_prompt(self, example: Example, asked: str) -> tuple[str, list[int], list[int]]:
         """A prompt in the form of an example, its ids, and the ids at which an answer to it ends.
@@ -141,7 +141,8 @@ def _build_template_error(where: str) -> UsageError:
     )
 
 
-def _join(parts: list[tuple[list[int], bool]]) -> EncodedExample:
+def join_parts(parts: list[tuple[list[int], bool]]) -> EncodedExample:
+    """An example of parts, each of which counts or does not."""
     tokens = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in parts])
     counted = np.concatenate([np.full(len(ids), counts, dtype=np.bool_) for ids, counts in parts])
     counted[:1] = False  # nothing predicts the first token

@@ -41,11 +41,20 @@ def read_examples(source: str) -> Iterator[Example]:
         UsageError: The file does not exist, or a row is damaged or in none of the known forms; names the line.
         PrimusError: The dataset cannot be loaded.
     """
-    rows = (
-        _read_hub(source.removeprefix(HUB)) if source.startswith(HUB) else _read_lines(Path(os.path.expanduser(source)))
-    )
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(read_rows(source), 1):
         yield parse_example(row, f"{source}:{number}")
+
+
+def read_rows(source: str) -> Iterator[object]:
+    """The rows of a JSONL file, or of the split `train` of a dataset of the hub.
+
+    Raises:
+        UsageError: The file does not exist or is damaged.
+        PrimusError: The dataset cannot be loaded.
+    """
+    if source.startswith(HUB):
+        return _read_hub(source.removeprefix(HUB))
+    return _read_lines(Path(os.path.expanduser(source)))
 
 
 def parse_example(row: object, where: str) -> Example:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from primus.config.schema import DataConfig
 from primus.data.instruction.chat_template import build_missing_template_error, read_chat_template
 from primus.data.instruction.examples import HUB, Message, read_examples
+from primus.data.instruction.pairs import read_pairs
 from primus.data.tokenizers.sibling_files import open_siblings
 
 CHECKED_ROWS = 10_000
 """Rows of a file that are read: 0.1 s."""
 
 
-def check_rows(data: DataConfig) -> list[str]:
+def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
     """Check the first rows of local files, and that the tokenizer renders their conversations.
+
+    Args:
+        data: Names the files.
+        are_pairs: Whether each row has two answers to a prompt.
 
     Returns:
         A note for each source with rows that only the workers check, when training begins.
@@ -29,15 +35,22 @@ def check_rows(data: DataConfig) -> list[str]:
         if source.startswith(HUB):
             notes.append(f"{source}: its rows are checked when training begins, not before the launch")
             continue
-        conversation, rows = None, read_examples(source)
-        for number, example in enumerate(islice(rows, CHECKED_ROWS), 1):
-            if conversation is None and example.messages is not None:
-                conversation = (f"{source}:{number}", example.messages)
+        conversation, rows = None, _read_conversations(source, are_pairs)
+        for number, messages in enumerate(islice(rows, CHECKED_ROWS), 1):
+            if conversation is None and messages is not None:
+                conversation = (f"{source}:{number}", messages)
         if conversation is not None:
             _check_template(data.tokenizer_model, *conversation)
         if next(rows, None) is not None:
             notes.append(f"{source}: rows after {CHECKED_ROWS:,} are checked when training begins")
     return notes
+
+
+def _read_conversations(source: str, are_pairs: bool) -> Iterator[list[Message] | None]:
+    """The messages of each row; None for texts."""
+    if not are_pairs:
+        return (example.messages for example in read_examples(source))
+    return (None if isinstance(pair.prompt, str) else [*pair.prompt, *pair.chosen] for pair in read_pairs(source))
 
 
 def _check_template(name: str | None, where: str, messages: list[Message]) -> None:

@@ -60,6 +60,8 @@ class Datasets:
     """Id of the end-of-document token; None if it is unknown."""
     fingerprint: str
     """Hash of the tokens and their split, with the version of the order."""
+    num_examples: int = 0
+    """Examples in the files of instruction data."""
 
 
 @dataclass(frozen=True)

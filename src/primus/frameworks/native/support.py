@@ -11,6 +11,7 @@ from msgspec import structs
 from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
+from primus.data.instruction.preference_settings import PreferenceSettings
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.native.kernel_settings import KernelSettings
@@ -24,10 +25,10 @@ from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
-SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, RouterSettings, TrainingSettings)
+SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, PreferenceSettings, RouterSettings, TrainingSettings)
 """Kinds of settings under `overrides:` that are not of the schema."""
 KEYS = tuple(key for kind in SETTINGS for key in kind.__struct_fields__)
-S = TypeVar("S", KernelSettings, LayoutSettings, RouterSettings, TrainingSettings)
+S = TypeVar("S", KernelSettings, LayoutSettings, PreferenceSettings, RouterSettings, TrainingSettings)
 
 
 def check(experiment: Experiment) -> None:
@@ -53,6 +54,7 @@ def check(experiment: Experiment) -> None:
         _check_virtual_stages(trainer)
         _check_routers(trainer)
         _check_adapters(trainer)
+        _check_preferences(trainer)
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -171,6 +173,23 @@ def _check_routers(trainer: Trainer) -> None:
     named = [key for key in RouterSettings.__struct_fields__ if trainer.backend_args.get(key) is not None]
     if named and trainer.model.num_experts is None:
         raise UsageError(f"{named[0]}: a dense model has no experts", "set num_experts, or remove it")
+
+
+def _check_preferences(trainer: Trainer) -> None:
+    """Check the settings of preferences, which need pairs of answers, and sequences in one process."""
+    settings = read_own_settings(trainer, PreferenceSettings)
+    if settings.loss == "sft":
+        given = [key for key in ("beta", "gamma") if trainer.backend_args.get(key) is not None]
+        if given:
+            raise UsageError(f"{given[0]}: the loss is sft", "set loss: dpo, ipo, orpo or simpo, or remove it")
+        return
+    if not trainer.data.sft_data_path:
+        raise UsageError(f"loss: {settings.loss}: no pairs of answers are named", "set sft_data_path")
+    if trainer.model.final_logit_softcapping is not None:
+        raise UsageError("final_logit_softcapping: native trains no preferences with it", "choose another model")
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        if getattr(trainer.parallel, key) > 1:
+            raise UsageError(f"{key}: native trains preferences with whole layers and sequences", f"set {key}: 1")
 
 
 def _check_layout(trainer: Trainer) -> None:

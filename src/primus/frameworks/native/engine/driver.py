@@ -14,6 +14,7 @@ from primus.checkpoint.formats.adapter import has_adapter
 from primus.checkpoint.manifest import read_manifest
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import Trainer, TrainingConfig
+from primus.data.instruction.preference_settings import FORMULAS, PreferenceSettings
 from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
 from primus.frameworks.native.engine.batch import to_batch
@@ -31,6 +32,9 @@ from primus.frameworks.native.engine.model import (
 from primus.frameworks.native.engine.moe import apply_router_settings
 from primus.frameworks.native.engine.optimizer import build_optimizer, fill_state
 from primus.frameworks.native.engine.pipeline import choose_layers
+from primus.frameworks.native.engine.post_training.preference_report import PreferenceReporter
+from primus.frameworks.native.engine.post_training.preferences import PreferenceLoss, count_pairs
+from primus.frameworks.native.engine.post_training.reference_scores import load_reference
 from primus.frameworks.native.engine.samples import TextSampler
 from primus.frameworks.native.engine.settings_in_force import read_settings
 from primus.frameworks.native.engine.spikes import LossWindow
@@ -94,6 +98,11 @@ class NativeEngine(Engine):
         settings = read_own_settings(session.trainer, TrainingSettings)
         scale = LossScale(settings, processes.device) if settings.fp16 else None
         self.trainable = replace(trainable, window=window, timer=self._timer, loss_scale=scale)
+        self._objective: PreferenceLoss | None = None
+        preferences = read_own_settings(session.trainer, PreferenceSettings)
+        if preferences.loss != "sft":
+            self._objective = self.model.objective = PreferenceLoss(preferences, processes.device)
+            self.trainable = replace(self.trainable, count=count_pairs)
         self._optimizer = build_optimizer(self.model, session.trainer.optimizer, settings)
         self._watch = StepWatch(self.model, is_compiled=session.compiled)
 
@@ -119,6 +128,7 @@ class NativeEngine(Engine):
         With adapters, the weights under them are loaded first, also where a run resumes: checkpoints lack them.
         """
         transformer, seed = self.model, self._trainer.training.seed
+        self._load_reference(session)
         # First of all that draws a number; a checkpoint of as many processes restores the generators.
         seed_everything(seed, self._trainer.training.deterministic)
         if start is None or start.weights_only:
@@ -205,7 +215,20 @@ class NativeEngine(Engine):
         device, trial = self._processes.device, read_own_settings(self._trainer, KernelSettings).kernel_trial
         is_tried = trial == "always" or (trial == "auto" and device.type == "cuda")
         trials = [KernelTrial(session, self.model, device)] if is_tried else []
-        return [*trials, TextSampler(session, self.model)]
+        reporters = [PreferenceReporter(session, self.model, self._objective)] if self._objective else []
+        return [*trials, *reporters, TextSampler(session, self.model)]
+
+    def _load_reference(self, session: Session) -> None:
+        """Give a loss of preferences its reference: the weights that the run starts from, also where it resumes."""
+
+        def load_weights_of_start() -> None:
+            load_weights(self.model, open_base_weights(self._trainer))
+            initialize_adapters(self.model, self._trainer.training.seed)
+
+        objective = self._objective
+        if objective is None or objective.reference_E is not None or not FORMULAS[objective.kind].needs_reference:
+            return
+        load_reference(objective, self.model, session.data, self._trainer, self._processes, load_weights_of_start)
 
     @property
     def _loss_scale_state(self) -> torch.Tensor | None:

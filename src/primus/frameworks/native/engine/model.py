@@ -7,7 +7,7 @@ F feed-forward width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -175,6 +175,8 @@ class Transformer(nn.Module):
         self.documents: DocumentHandling | None = None
         self._divisions: dict[str, Division] = {}
         self.adapters: AdapterSettings | None = None
+        self.objective: Callable[..., Tensor] | None = None
+        """(hidden states, output head, targets, scale, examples) -> loss, in place of the cross-entropy."""
         self.cache: KeyValueCache | None = None
         """Of the tokens before those of a pass, while tokens are generated."""
         tied = not spec.untie_embeddings_and_output_weights
@@ -296,6 +298,8 @@ class Transformer(nn.Module):
             hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None or not is_last:
             return hidden_BSD
+        if self.objective is not None:
+            return self.objective(hidden_BSD, self.output_weight, targets_BS, scale, examples_BS)
         if self.predictions and torch.is_grad_enabled():
             losses = self._predict_further(
                 hidden_BSD, tokens_BS, targets_BS, scale, examples_BS, (rotations[0], masks[None], loss_weight)
@@ -353,6 +357,8 @@ class Transformer(nn.Module):
     def _compute_loss_weight(self, targets_BS: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """Share of these targets in the mean loss, with which losses of routers count; None if there are none."""
         if self.spec.num_experts is None or targets_BS is None or not torch.is_grad_enabled():
+            return None
+        if self.objective is not None:  # which counts something else than targets
             return None
         return count_targets(targets_BS) * (1.0 if scale is None else scale)
 

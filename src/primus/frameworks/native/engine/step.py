@@ -55,6 +55,8 @@ class Trainable:
     """Routers whose biases change after each step."""
     loss_scale: LossScale | None = None
     """Factor of the loss in the passes, for gradients in float16."""
+    count: Callable[[Batch], Tensor] = lambda batch: count_targets(batch[1])
+    """How many tokens, or pairs of answers, of a micro batch the mean loss is over."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def train_step(
     """
     layout = trainable.model.layout
     # Stays on the device: the number of tokens is needed on the host only in the report.
-    counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
+    counts = torch.stack([trainable.count(batch) for batch in micro_batches])
     num_tokens = _sum_over(layout.data.group, counts.sum())
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
@@ -194,7 +196,7 @@ def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> tuple[fl
     loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
     num_tokens = torch.zeros((), dtype=torch.int64, device=trainable.device)
     for tokens, targets, *examples in batches:
-        num_tokens += count_targets(targets)
+        num_tokens += trainable.count((tokens, targets, *examples))
         if trainable.pipeline is None:
             loss += trainable.loss(tokens, targets, one, *examples)
     if trainable.pipeline is not None:
