@@ -312,7 +312,7 @@ def name_groups(layout: Layout) -> dict[str, str]:
     for name in ("losses", "ends"):
         group = getattr(layout, name)
         if group is not None:
-            named[group.group_name] = name
+            named.setdefault(group.group_name, name)  # it may be the group that shards weights
     return named
 
 
