@@ -25,7 +25,7 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
     training = trainer.training
     # A fake CUDA tensor needs a CUDA build in the backward pass; a meta tensor takes the same branches without one.
     place = torch.device("cpu" if device == "cpu" else "meta")
-    with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if device == "cpu" else _FusedAttention():
+    with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if device == "cpu" else FusedAttention():
         with place:
             model = Transformer(trainer.model)
         model.configure(training)
@@ -36,7 +36,7 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
             model(tokens, targets, scale).backward()
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Attention as the one kernel that it is on an accelerator; on meta tensors torch splits it into products."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from primus.config.schema import Experiment
 from primus.frameworks.native.engine import compilation
 from primus.frameworks.native.engine.compilation import CompileDecision
 from primus.frameworks.native.engine.driver import NativeEngine
+from primus.frameworks.native.engine.memory_need import explain_shortage
 from primus.models.counts import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.loop import train_with_engine
@@ -32,8 +34,15 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         PrimusError: The training cannot begin or continue; the message says why.
     """
     # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
-    with explain_torch_errors(), join_run(attempt, experiment.trainer) as processes:
-        data_size = data_parallel_size(experiment.trainer.parallel, processes.world)
+    trainer = experiment.trainer
+    with (
+        explain_torch_errors(),
+        join_run(attempt, trainer) as processes,
+        explain_torch_errors(
+            partial(explain_shortage, trainer=trainer, world=processes.world, device=processes.device)
+        ),
+    ):
+        data_size = data_parallel_size(trainer.parallel, processes.world)
         info = describe_torch_engine(processes, "native", "torch", str(torch.__version__), data_size)
         session = open_session(experiment, attempt, processes, info, os.environ)
         # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
