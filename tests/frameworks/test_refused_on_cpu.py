@@ -16,7 +16,6 @@ from primus.framework import FRAMEWORKS
 QUICKSTART = str(Path(__file__).parents[2] / "examples/quickstart.yaml")
 MACHINES = Path(__file__).parents[1] / "machines"
 REASONS = {
-    "native": ("e4m3", "native does not support 8-bit floating point"),
     "torchtitan": ("e4m3", "GPU"),
     "megatron": ("e4m3", "Transformer Engine, which needs a GPU"),
     "maxtext": ("hybrid", "on GPUs only; a CPU emulates it"),

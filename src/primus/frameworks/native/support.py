@@ -14,7 +14,7 @@ from primus.config.source import format_yaml_value
 from primus.data.instruction.preference_settings import PreferenceSettings
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
-from primus.frameworks.native.kernel_settings import KernelSettings
+from primus.frameworks.native.kernel_settings import FP8_MULTIPLE, KernelSettings
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
 from primus.frameworks.native.training_settings import TrainingSettings
@@ -48,6 +48,8 @@ def check(experiment: Experiment) -> None:
     _check_rewinds(trainer)
     _check_layout(trainer)
     check_session(trainer, "native")
+    if trainer.training.fp8 is not None:
+        _check_float8(trainer)
     if trainer.backend_args:
         _check_training_settings(trainer)
         read_own_settings(trainer, KernelSettings)
@@ -95,6 +97,23 @@ def _check_layer_kinds(spec: ModelSpec) -> None:
     if others:
         problem = f"hybrid_layer_pattern: {spec.hybrid_layer_pattern}: native does not support layers of kind {others}"
         raise UsageError(problem, "choose another framework")
+
+
+def _check_float8(trainer: Trainer) -> None:
+    """Reject 8-bit products of numbers that are not bfloat16, with other recipes, or of a number of tokens that no
+    device multiplies."""
+    training, recipe = trainer.training, read_own_settings(trainer, KernelSettings).fp8_recipe
+    if not training.bf16:
+        raise UsageError(f"fp8: {training.fp8}: the other operators compute in bfloat16", "set bf16: true")
+    if recipe not in ("tensorwise", "rowwise"):
+        problem = f"fp8_recipe: {recipe}: native has scales of a matrix or of each of its rows"
+        raise UsageError(problem, "set fp8_recipe: tensorwise or rowwise, or choose another framework")
+    tokens = training.micro_batch_size * training.seq_length // trainer.parallel.context_parallel_size
+    if tokens % FP8_MULTIPLE:
+        raise UsageError(
+            f"fp8: {training.fp8}: micro_batch_size x seq_length are {tokens} tokens of a process",
+            f"use a multiple of {FP8_MULTIPLE}, such as {-(-tokens // FP8_MULTIPLE) * FP8_MULTIPLE}",
+        )
 
 
 def _check_rewinds(trainer: Trainer) -> None:

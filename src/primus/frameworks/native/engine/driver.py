@@ -20,6 +20,7 @@ from primus.frameworks.native.engine.adapters import add_adapters, collect_adapt
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
 from primus.frameworks.native.engine.kernel_trial import KernelTrial
+from primus.frameworks.native.engine.kernels import ATTENTION, KernelChoice, choose_kernels, enable_attention
 from primus.frameworks.native.engine.layout import Layout, build_layout
 from primus.frameworks.native.engine.loss_scale import LossScale
 from primus.frameworks.native.engine.model import (
@@ -92,6 +93,8 @@ class NativeEngine(Engine):
         layout = read_own_settings(session.trainer, LayoutSettings)
         self._layout = build_layout(session.trainer.parallel, processes.device, processes.world, layout)
         built = build_unsharded(session.trainer, self._layout, dtype, session.data.eod_id)
+        kernels = read_own_settings(session.trainer, KernelSettings)
+        report_choices(session, choose_kernels(built, session.trainer, kernels, processes.device))
         trainable = prepare_model(built, device=processes.device, compile=session.compiled)
         self._timer = ComputeTimer(processes.device, trainable.model)
         window = _build_loss_window(session.trainer.training, processes.device)
@@ -211,6 +214,10 @@ class NativeEngine(Engine):
     def read_memory(self) -> int:
         return read_peak_memory(self._processes.device)
 
+    def close(self) -> None:
+        # It was restricted for the whole process.
+        enable_attention(list(ATTENTION))
+
     def build_callbacks(self, session: Session) -> Sequence[Callback]:
         device, trial = self._processes.device, read_own_settings(self._trainer, KernelSettings).kernel_trial
         is_tried = trial == "always" or (trial == "auto" and device.type == "cuda")
@@ -261,6 +268,14 @@ def build_unsharded(trainer: Trainer, layout: Layout, dtype: torch.dtype, eod_id
     if adapters.peft != "none":
         add_adapters(built, adapters)
     return built
+
+
+def report_choices(session: Session, chosen: Sequence[KernelChoice]) -> None:
+    """Print and record the kernels that an experiment asks for, and what is used."""
+    for each in chosen:
+        session.reporter.print_line(each.format())
+    if chosen and session.processes.is_first:
+        session.attempt.event("kernels", choices=[each._asdict() for each in chosen])
 
 
 def _build_loss_window(config: TrainingConfig, device: torch.device) -> LossWindow | None:

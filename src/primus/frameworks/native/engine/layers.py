@@ -10,6 +10,7 @@ from primus.config.schema import ModelSpec
 from primus.frameworks.native.engine import ops
 from primus.frameworks.native.engine.cache import LayerCache
 from primus.frameworks.native.engine.collectives import gather_context, leave_tensor_region
+from primus.frameworks.native.engine.fp8 import Float8
 from primus.frameworks.native.engine.layout import Axis, Layout
 from primus.frameworks.native.engine.placement import share
 
@@ -20,10 +21,18 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__(in_features, out_features, bias)
         self.adapter: nn.Module | None = None
+        self.float8: Float8 | None = None
+
+    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product with the weight, in 8 bits if that was chosen."""
+        weight = self.weight.to(x.dtype)
+        if self.float8 is None:
+            return F.linear(x, weight, bias)
+        y = self.float8.multiply(x, weight)
+        return y if bias is None else y + bias
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = F.linear(x, self.weight.to(x.dtype), bias)
+        y = self.multiply(x, None if self.bias is None else self.bias.to(x.dtype))
         return y if self.adapter is None else y + self.adapter(x)
 
 
@@ -37,7 +46,7 @@ class RowLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.layout.tensor.size == 1:
             return super().forward(x)
-        y = leave_tensor_region(F.linear(x, self.weight.to(x.dtype)), self.layout)
+        y = leave_tensor_region(self.multiply(x), self.layout)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What takes the memory of a training process, and which settings take less: the message of a run that ran out of it."""
+"""What takes the memory of a training process, and which settings take less, for the message of a shortage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMPONENTS = {
 """What a module of this folder computes."""
 
 
-class MemoryNeed(NamedTuple):
+class StepNeed(NamedTuple):
     """Bytes that a process keeps in a step, by this estimate."""
 
     weights: float
@@ -114,7 +114,7 @@ def list_smaller(trainer: Trainer) -> Iterator[tuple[str, str, Trainer]]:
             yield key, format_yaml_value(value), structs.replace(trainer, **{group: changed})
 
 
-def estimate_need(trainer: Trainer, world: int, device: str) -> MemoryNeed:
+def estimate_need(trainer: Trainer, world: int, device: str) -> StepNeed:
     """What one of `world` processes keeps: counted for weights and states, observed on fake tensors for the passes."""
     settings, parallel = read_own_settings(trainer, TrainingSettings), trainer.parallel
     count, layout = count_parameters(trainer.model), read_own_settings(trainer, LayoutSettings)
@@ -127,7 +127,7 @@ def estimate_need(trainer: Trainer, world: int, device: str) -> MemoryNeed:
     moments = {"sgd": width, "muon": width, "adamw_8bit": 2}.get(trainer.optimizer.optimizer, 2 * width)
     states = 0 if settings.optimizer_cpu_offload and device != "cpu" else own * moments
     passes = _estimate_activations(trainer, settings, world > 1) / (tensor * parallel.context_parallel_size)
-    return MemoryNeed(own * width, own * width, states, passes)
+    return StepNeed(own * width, own * width, states, passes)
 
 
 def _estimate_activations(trainer: Trainer, settings: TrainingSettings, in_compute_dtype: bool) -> float:

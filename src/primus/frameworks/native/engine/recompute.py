@@ -23,7 +23,13 @@ ATTENTION = (
     aten._scaled_dot_product_cudnn_attention.default,
 )
 """Kernels whose result is always kept: they cost most for each byte of it."""
-PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, experts.multiply_groups._opoverload: 0}
+PRODUCTS = {
+    aten.mm.default: 0,
+    aten._scaled_mm.default: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    experts.multiply_groups._opoverload: 0,
+}
 """Products, with the place of their left matrix among the arguments."""
 
 

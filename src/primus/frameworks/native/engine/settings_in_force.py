@@ -9,6 +9,7 @@ import torch
 
 from primus.frameworks.native.engine.adapters import Adapter
 from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
+from primus.frameworks.native.engine.layers import Linear
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.optimizer import HostOptimizer, name_optimizer
 from primus.frameworks.native.engine.recompute import ActivationMemory
@@ -51,6 +52,8 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
     yield "main_params_dtype", {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(next(model.parameters()).dtype)
     yield "optimizer_cpu_offload", isinstance(optimizer, HostOptimizer)
     yield "bf16", model.compute_dtype is torch.bfloat16
+    formats = {each.float8 for each in model.modules() if isinstance(each, Linear) and each.float8 is not None}
+    yield "fp8", next(("e4m3" if each.forward == each.backward else "hybrid" for each in formats), None)
     yield "loss_chunk_size", model.loss_chunk_size
     yield "tensor_model_parallel_size", layout.tensor.size
     yield "context_parallel_size", layout.context.size
