@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -12,22 +11,24 @@ from torch import Tensor
 
 Plan = Literal["eager", "compiled"]
 """How an accelerator would run the layers."""
-_PLAN: ContextVar[Plan | None] = ContextVar("_PLAN", default=None)
+_plan: Plan | None = None
+"""Of this process; the compiler can read a global of a module, but no ContextVar."""
 
 
 @contextmanager
 def plan_accelerator(plan: Plan | None) -> Iterator[None]:
     """Within it, tensors of the CPU stand for those of an accelerator; nothing changes if None."""
-    token = _PLAN.set(plan)
+    global _plan
+    _plan, before = plan, _plan
     try:
         yield
     finally:
-        _PLAN.reset(token)
+        _plan = before
 
 
 def is_on_cpu(x: Tensor) -> bool:
     """Whether `x` is computed by a CPU."""
-    return x.device.type == "cpu" and _PLAN.get() is None
+    return x.device.type == "cpu" and _plan is None
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
@@ -35,4 +36,4 @@ def is_eager_on_cpu(x: Tensor) -> bool:
 
     What it keeps for the backward pass is as little as they do, so that they stand for a planned compiled layer.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and _PLAN.get() != "eager"
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and _plan != "eager"
