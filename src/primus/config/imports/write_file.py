@@ -217,7 +217,9 @@ def _find_size_by_shape(shape: dict[str, ConfigValue]) -> int | None:
 
 def _list_sizes(model: dict[str, ConfigValue]) -> tuple[Any, ...]:
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_experts", "kv_lora_rank")
-    return (*(model.get(name) for name in names), model.get("num_query_groups") or model.get("num_attention_heads"))
+    groups = model.get("num_query_groups") or model.get("num_attention_heads")
+    # OLMo 2 has the widths of Llama 2, and its norms in other places.
+    return (*(model.get(name) for name in names), groups, model.get("pre_layernorm", True))
 
 
 def _fill_data(config: ForeignConfig, settings: dict[str, ConfigValue]) -> None:
