@@ -198,7 +198,7 @@ class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
     """What is saved, and what a run starts from."""
 
     save: str | None = None
-    """Folder of the checkpoints; `checkpoints/` in the run folder when null."""
+    """Folder of the checkpoints; `checkpoints/` in the run folder when null. A URL (s3://...) gets copies of those."""
     save_interval: Positive | None = None
     """Steps between checkpoints; only the last step when null."""
     keep_last_n: Positive | None = None
@@ -212,8 +212,8 @@ class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
     auto_continue_train: bool = False
     """Resume the newest unfinished run with the same experiment name and configuration."""
     load: str | None = None
-    """Checkpoint, folder of checkpoints or run folder to start from; or weights: hf:NAME, a folder of Hugging Face,
-    torchtitan or Megatron."""
+    """Checkpoint, folder of checkpoints (also at a URL) or run folder to start from; or weights: hf:NAME, a folder of
+    Hugging Face, torchtitan or Megatron."""
     finetune: bool = False
     """Load only the weights: a new optimizer, schedule and data order."""
     allow_other_data: bool = False

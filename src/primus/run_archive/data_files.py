@@ -73,7 +73,7 @@ def collect_weights(run: Run, trainer: Trainer, working_folder: Path) -> AddedFi
         PrimusError: The checkpoint is damaged.
     """
     save = trainer.checkpoint.save
-    place = working_folder / os.path.expanduser(save) if save else run.checkpoints
+    place = working_folder / os.path.expanduser(save) if save and "://" not in save else run.checkpoints
     complete = [found for found in folders.list_checkpoints(place) if folders.is_complete(found)]
     if not complete:
         raise UsageError(

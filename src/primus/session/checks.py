@@ -67,11 +67,14 @@ def _check_load(load: str, trainer: Trainer, backend: str) -> None:
     from primus.checkpoint.formats.open import check_foreign
     from primus.checkpoint.shape import build_shape, check_same_shape
     from primus.session.checkpoints.other_optimizers import check_backend_of
+    from primus.session.checkpoints.remote import is_remote
 
     if folders.is_foreign(load):
         # Only config.json is read: other files need a tensor library, and are checked when they are opened.
         check_foreign(load, build_shape(trainer.model))
         return
+    if is_remote(load):
+        return  # the shape is compared when it is downloaded
     for folder in folders.find_candidates(load):
         saved = _read_manifest(folder)
         if saved is None:

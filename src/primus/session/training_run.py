@@ -95,6 +95,7 @@ def _open_saver(session: Session, callbacks: CallbackList) -> CheckpointSaver:
         backend=session.engine.backend,
         library_version=session.engine.version,
         folder=session.search.folder,
+        remote=session.search.remote,
         run=session.attempt.run.id,
         keep_last_n=config.keep_last_n,
         max_failed=config.max_failed_saves,

@@ -67,7 +67,7 @@ def find_remote_files(url: str) -> list[str]:
         UsageError: The URL does not exist, or the package for its protocol is not installed.
         PrimusError: The host does not respond.
     """
-    system, path = _find_file_system(url)
+    system, path = find_file_system(url)
     if set("*?[") & set(path) and not url.startswith(WEB):
         found = _retry_request(url, lambda: system.glob(path))
         return sorted(system.unstrip_protocol(file) for file in found if detect_kind(file))
@@ -87,7 +87,7 @@ def read_remote_facts(url: str) -> RemoteFacts:
         UsageError: The file does not exist.
         PrimusError: The host does not respond.
     """
-    system, path = _find_file_system(url)
+    system, path = find_file_system(url)
     info = _retry_request(url, lambda: system.info(path))
     keys = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "LastModified", "mtime", "created")
     return RemoteFacts(int(info.get("size") or 0), next((str(info[key]) for key in keys if info.get(key)), ""))
@@ -112,7 +112,7 @@ class _RemoteFile(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._system, self._path = _find_file_system(url)
+        self._system, self._path = find_file_system(url)
         self._position = 0
         self._file: Any = None
         _retry_request(url, self._open_file)
@@ -226,7 +226,7 @@ def _is_network_error(error: Exception) -> bool:
     return isinstance(error, (OSError, asyncio.TimeoutError)) or retries.is_client_error(error)
 
 
-def _find_file_system(url: str) -> tuple[Any, str]:
+def find_file_system(url: str) -> tuple[Any, str]:
     """Find the fsspec file system of a URL, and the path in it.
 
     Raises:

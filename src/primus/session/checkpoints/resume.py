@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
 from primus.session.checkpoints.other_optimizers import check_backend_of
+from primus.session.checkpoints.remote import RemoteFolder, fetch_given, is_remote
+from primus.session.checkpoints.rewind import is_undone, read_rewinds
 from primus.session.ranks.processes import Processes, find_first_problem
 
 PrintLine = Callable[[str], None]
@@ -50,8 +53,9 @@ class ResumePoint:
 
 
 def own_folder(config: CheckpointConfig, run: Run) -> Path:
-    """Folder of a run's own checkpoints."""
-    return Path(os.path.expanduser(config.save)) if config.save else run.checkpoints
+    """Folder of a run's own checkpoints, from which they are copied to a URL in `save:`."""
+    local = config.save and not is_remote(config.save)
+    return Path(os.path.expanduser(config.save)) if config.save and local else run.checkpoints
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class CheckpointSearch:
             UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
             PrimusError: All checkpoints of `load:` are damaged.
         """
+        if self.remote is not None:
+            self._share(partial(self._fetch_own, self.remote, before))
         newest_first = reversed(folders.list_checkpoints(self.folder))
         # A checkpoint of a step from `before` on contains bad steps.
         possible = [found for found in newest_first if before is None or folders.parse_step(found) < before]
@@ -95,7 +101,57 @@ class CheckpointSearch:
         start = self._find_first_good(own)
         if start is not None or self.config.load is None or folders.is_foreign(self.config.load):
             return start
+        if is_remote(self.config.load):
+            fetched = partial(fetch_given, self.config.load, self.run.directory / "loaded")
+            return self._find_given(self._share(lambda: str(fetched())))
         return self._find_given(self.config.load)
+
+    @cached_property
+    def remote(self) -> RemoteFolder | None:
+        """Where the run's checkpoints are copied."""
+        return RemoteFolder(self.config.save) if self.config.save and is_remote(self.config.save) else None
+
+    def _share(self, action: Callable[[], str]) -> str:
+        """The result of `action` in the first process, for all; processes share the run folder.
+
+        Raises:
+            UsageError: It has failed; the same in all processes.
+        """
+        result: tuple[str, str, str] = ("", "", "")
+        if self.processes.is_first:
+            try:
+                result = (action(), "", "")
+            except PrimusError as error:
+                result = ("", error.problem, str(error.hint or ""))
+            except OSError as error:
+                result = ("", f"{self.config.load or self.config.save}: {error}", "check the address and your rights")
+        value: str
+        value, problem, hint = self.processes.broadcast_from_first(result)
+        if problem:
+            raise UsageError(problem, hint)
+        return value
+
+    def _fetch_own(self, remote: RemoteFolder, before: int | None) -> str:
+        """Download the run's newest checkpoint of a step before `before`, if the local folder has none as new."""
+        rewinds = read_rewinds(self.run)
+        for name in reversed(remote.list_complete()):
+            found = remote.read_manifest(name)
+            if found.run != self.run.id:
+                raise UsageError(
+                    f"save: {remote.url} holds checkpoints of another run, {found.run}",
+                    "choose another place for this run; `load:` begins with theirs",
+                )
+            # A local one that contains bad steps is renamed; an object keeps its name.
+            if (before is None or found.step < before) and not is_undone(found.consumed_samples, rewinds):
+                return self._download_if_newer(remote, name)
+        return ""
+
+    def _download_if_newer(self, remote: RemoteFolder, newest: str) -> str:
+        local = [found for found in folders.list_checkpoints(self.folder) if folders.is_complete(found)]
+        if not local or local[-1].name < newest:
+            self.say(f"downloading {newest} from {remote.url}")
+            remote.download(newest, self.folder)
+        return newest
 
     def _find_given(self, given: str) -> ResumePoint:
         start = self._find_first_good(folders.find_candidates(given))
@@ -119,7 +175,7 @@ class CheckpointSearch:
                 f"{checkpoint} was saved by {found.backend}, and the run is resumed by {self.backend}",
                 "keep the framework of a run; another run can begin with its weights: load: and finetune: true",
             )
-        if self.config.save is not None and found is not None and found.run != self.run.id:
+        if self.config.save is not None and not self.remote and found is not None and found.run != self.run.id:
             raise UsageError(
                 f"save: {self.folder} holds checkpoints of another run, {found.run}",
                 "choose another folder for this run; `load:` begins with theirs",

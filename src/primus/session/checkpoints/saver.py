@@ -35,6 +35,7 @@ from primus.checkpoint.manifest import CheckpointManifest, FileEntry
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
 from primus.runs.files import sync_to_disk
+from primus.session.checkpoints.remote import RemoteFolder
 from primus.session.ranks.processes import Processes, find_first_problem
 
 WriteFiles = Callable[[Path], None]
@@ -59,6 +60,8 @@ class CheckpointSettings:
     """Id of the run."""
     keep_last_n: int | None
     """Checkpoints to keep; all when None."""
+    remote: RemoteFolder | None = None
+    """Where each checkpoint is copied before it counts."""
     max_failed: int = 1
     """Failed checkpoints in a row after which the run must end."""
     model: Shape
@@ -247,6 +250,8 @@ class _CheckpointWrite:
             if self._folder.exists():
                 # A complete checkpoint of this step is only there if the step was repeated: the new one replaces it.
                 folders.remove_checkpoint(self._folder)
+            if self._settings.remote is not None:
+                self._settings.remote.remove(self._folder.name)
             self._folder.mkdir(parents=True)
             # The writer of an engine may not agree with its peers on the failure of a small file.
             probe = self._folder / "probe"
@@ -302,6 +307,10 @@ class _CheckpointWrite:
         entries: list[FileEntry] = []
         if not problem:
             problem = _find_problem(lambda: entries.extend(self._list_own_entries()))
+        remote = self._settings.remote
+        if not problem and remote is not None:
+            # In the writer thread with `async_save`, as the files: training does not wait for the store.
+            problem = _find_problem(lambda: remote.upload(self._folder, [each.name for each in entries]))
         # A barrier as well: behind it every file of every process is written.
         gathered = self._processes.all_gather_values((entries, problem), self._group)
         problem = find_first_problem([problem for _, problem in gathered])
@@ -340,6 +349,9 @@ class _CheckpointWrite:
     def _complete_checkpoint(self, written: CheckpointManifest) -> None:
         """Write the manifest, on the first process; then delete older checkpoints."""
         # From here on the checkpoint counts. Older ones are deleted only afterwards.
+        remote = self._settings.remote
+        if remote is not None:
+            remote.complete(self._folder.name, written)
         manifest.write_manifest(self._folder, written)
         seconds = time.monotonic() - self._started
         self.saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
@@ -348,6 +360,8 @@ class _CheckpointWrite:
         try:
             # Never the one that was just written: it is the newest complete one.
             folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
+            if remote is not None:
+                remote.prune(self._settings.keep_last_n)
         except OSError as error:  # the new checkpoint is as good as without it
             print(f"older checkpoints could not be deleted: {error}", file=sys.stderr)
 
