@@ -18,7 +18,7 @@ Member = TypeVar("Member")
 Scope = Literal["node", "all"]
 """Processes of one node, or all processes of all nodes."""
 
-DEVICE_TESTS = ("sanity", "gemm", "memory", "copies")
+DEVICE_TESTS = ("sanity", "gemm", "memory", "copies", "kernels")
 GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
 SOAK_TESTS = ("host_memory", "quickstart", "burn_in")

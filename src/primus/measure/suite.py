@@ -209,6 +209,9 @@ class Suite:
             yield _check_sanity(self._device)
         elif name == "gemm":
             yield gemm.run(measured, self._asked.gemm_size, self._asked.dtype)
+        elif name == "kernels":
+            if self._workload.try_kernels is not None:
+                yield _count_right_kernels(self._workload.try_kernels(self._device))
         elif name == "memory":
             yield from memory.run(measured)
         elif self._device.type == "cuda":
@@ -323,6 +326,19 @@ def _check_sanity(device: torch.device) -> MeasuredFigure:
         convention=f"one bf16 product of {size} x {size} against fp64",
         wrong=wrong,
         problem=f"{wrong} wrong elements in a small product" if wrong else "",
+    )
+
+
+def _count_right_kernels(tried: Sequence[tuple[str, str]]) -> MeasuredFigure:
+    """How many kernels of training are right, and what is wrong with the others."""
+    problems = [f"{name} {problem}" for name, problem in tried if problem]
+    return MeasuredFigure(
+        test="kernels",
+        value=len(tried) - len(problems),
+        unit="kernels right",
+        convention="forward and backward against float64, in memory that held NaN",
+        wrong=len(problems),
+        problem="; ".join(problems),
     )
 
 

@@ -64,8 +64,8 @@ class Options(Struct, frozen=True, kw_only=True):
     quick: bool = False
     """Measure briefly, with few sizes."""
     tests: str | None = None
-    """Tests to run, separated by commas: sanity, gemm, memory, copies, collectives, pairs, host_memory, quickstart,
-    burn_in, rdma, storage; implies --perf."""
+    """Tests to run, separated by commas: sanity, gemm, memory, copies, kernels, collectives, pairs, host_memory,
+    quickstart, burn_in, rdma, storage; implies --perf."""
     comm_sizes_mb: str | None = None
     """Sizes of the collectives in MiB, separated by commas."""
     report: Annotated[str | None, Meta(extra={"aliases": ("--dump-path",)})] = None

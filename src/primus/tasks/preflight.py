@@ -25,6 +25,10 @@ class ReferenceFramework(Protocol):
         """Train a small model in a fixed way: a digest of losses and weights, and the last loss."""
         ...
 
+    def try_kernels(self, device: torch.device, /) -> list[tuple[str, str]]:
+        """Try its kernels against float64: their names, and what is wrong with each."""
+        ...
+
 
 REFERENCE_FRAMEWORKS = PlugInKind[ReferenceFramework]("frameworks", ReferenceFramework)
 
@@ -34,5 +38,6 @@ def work(attempt: Attempt) -> None:
     from primus.measure import suite
     from primus.measure.endurance.endurance import EnduranceWorkload
 
-    train = registry.load_plug_in(REFERENCE_FRAMEWORKS, "native").train_reference
-    suite.run(attempt, session.build_worker_config(attempt), EnduranceWorkload(train=train))
+    native = registry.load_plug_in(REFERENCE_FRAMEWORKS, "native")
+    workload = EnduranceWorkload(train=native.train_reference, try_kernels=native.try_kernels)
+    suite.run(attempt, session.build_worker_config(attempt), workload)

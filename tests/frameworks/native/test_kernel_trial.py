@@ -145,3 +145,16 @@ def test_a_run_on_a_cpu_tries_no_kernels_by_itself(make_run: Callable[..., Run],
 def test_another_value_is_refused(make_run: Callable[..., Run]) -> None:
     with pytest.raises(UsageError, match="kernel_trial: sometimes"):
         native.check(experiment.read_run_experiment(make_run(kernel_trial="sometimes")))
+
+
+def test_preflight_tries_kernels_of_dense_layers_and_of_experts_on_a_device() -> None:
+    tried = native.try_kernels(torch.device("cpu"))
+    names = [name for name, _ in tried]
+    assert {"attention", "RMSNorm", "SwiGLU", "cross-entropy", "experts (Zipf)"} <= set(names)
+    assert [problem for _, problem in tried if problem] == []
+
+
+def test_preflight_names_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "swiglu", lambda gate_up: 1.1 * gate_up.chunk(2, -1)[0])
+    [(name, problem)] = [each for each in native.try_kernels(torch.device("cpu")) if each[1]]
+    assert name == "SwiGLU" and "differs from float64" in problem

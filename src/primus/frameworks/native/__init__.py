@@ -67,6 +67,13 @@ def train_reference(device: torch.device) -> tuple[str, float]:
     return reference.train(device)
 
 
+def try_kernels(device: torch.device) -> list[tuple[str, str]]:
+    """Try the kernels of a dense model and of one with experts; their names, and what is wrong with each."""
+    from primus.frameworks.native.engine import reference
+
+    return reference.try_kernels(device)
+
+
 def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tensor) -> torch.Tensor:
     """Logits [B, S, V] of a model with weights in hub names, float32 on the CPU.
 

@@ -30,10 +30,15 @@ Train = Callable[[torch.device], tuple[str, float]]
 """Trains a small model deterministically; returns a digest of all losses and weights, and the last loss."""
 
 
+TryKernels = Callable[[torch.device], list[tuple[str, str]]]
+"""Tries fused kernels against float64; their names, and what is wrong with each, empty if it is right."""
+
+
 class EnduranceWorkload(NamedTuple):
     """Computations of the tests; tests of this module replace them to simulate faulty devices."""
 
     train: Train | None = None
+    try_kernels: TryKernels | None = None
     multiply: Multiply = gemm.multiply_matrices
     """The product of the burn-in."""
 

@@ -178,6 +178,7 @@ class PerformanceJudge:
             "sanity": ["sanity"],
             "gemm": [f"gemm_{self._results.asked.dtype}"],
             "memory": [f"memory_{kernel}" for kernel in KERNELS],
+            "kernels": ["kernels"],
             "copies": ["host_to_device", "device_to_host"] if self._on_gpu else [],
         }
         expected = [name for test in self._results.asked.tests for name in names.get(test, [])]
@@ -212,7 +213,7 @@ class PerformanceJudge:
 
     def _is_compared(self, test: str) -> bool:
         """Whether devices of the same model must reach similar figures in this test."""
-        return self._on_gpu and test != "sanity"
+        return self._on_gpu and test not in ("sanity", "kernels")
 
     def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
         """The fault of a single device, without comparison with others."""
@@ -265,7 +266,7 @@ class PerformanceJudge:
         best = self._baseline.find_best(test)
         shown += f", {median / best:.0%} of the best measured" if best else ""
         about, check = About(host=self._baseline.find_host(first.rank)), f"performance.{test}"
-        if floor is None and test == "sanity":
+        if floor is None and test in ("sanity", "kernels"):
             return judge(check, True, shown, about, value=median)
         if floor is None:
             return report_info(check, shown, NO_FLOOR if self._on_gpu else CPU_FLOOR, about, value=median)

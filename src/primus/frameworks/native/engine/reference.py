@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from msgspec import structs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primus.config.extended_files import load_model
 from primus.config.schema import OptimizerConfig
-from primus.frameworks.native.engine import model
+from primus.frameworks.native.engine import kernel_trial, model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
 
@@ -44,6 +45,24 @@ def train(device: torch.device) -> tuple[str, float]:
         for _, weight in sorted(trainable.model.named_parameters()):
             digest.update(weight.detach().cpu().numpy().tobytes())
     return digest.hexdigest()[:16], float(loss)
+
+
+def try_kernels(device: torch.device) -> list[tuple[str, str]]:
+    """The kernels of a layer with a feed-forward and of one with experts, and what is wrong with each.
+
+    Their shapes are those of a small layer of Llama 3 on a GPU, where products are in bfloat16.
+    """
+    is_gpu = device.type == "cuda"
+    spec = load_model(MODELS["cpu"])
+    if is_gpu:
+        spec = structs.replace(spec, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=8, num_query_groups=2)
+    tried = []
+    for experts in (None, 8):
+        changed = structs.replace(spec, num_layers=1, num_experts=experts)
+        built = model.build_model(changed, device, SEED)
+        built.compute_dtype = torch.bfloat16 if is_gpu else None
+        tried += kernel_trial.try_kernels(kernel_trial.list_kernels(built, device, 1, 4096 if is_gpu else SEQUENCE))
+    return [(each.name, each.problem) for each in tried]
 
 
 @contextmanager
