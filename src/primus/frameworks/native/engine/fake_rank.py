@@ -29,9 +29,9 @@ from primus.frameworks.native.engine.driver import build_unsharded
 from primus.frameworks.native.engine.layout import Layout, build_layout
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.moe import MixtureOfExperts
+from primus.frameworks.native.engine.ops import plan_accelerator
 from primus.frameworks.native.engine.optimizer import HostOptimizer, build_optimizer, fill_state
 from primus.frameworks.native.engine.pipeline import Batch
-from primus.frameworks.native.engine.planned_device import plan_accelerator
 from primus.frameworks.native.engine.step import allocate_model, shard_model, train_step
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.support import read_own_settings

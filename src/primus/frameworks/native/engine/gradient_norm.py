@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from primus.frameworks.native.engine.layout import ALONE, Axis
-from primus.frameworks.native.engine.ops import choose_wide_dtype
+from primus.frameworks.native.engine.ops import choose_wide_dtype, is_on_cpu
 from primus.frameworks.native.engine.placement import PlacedWeight
-from primus.frameworks.native.engine.planned_device import is_on_cpu
 
 MAX_ROW_ELEMENTS = 2**10
 """Elements whose norm is float32. PyTorch gives whole rows to its threads, so that their number changes no bit; a sum

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from primus.frameworks.native.engine.ops import choose_wide_dtype
-from primus.frameworks.native.engine.planned_device import is_on_cpu
+from primus.frameworks.native.engine.ops import choose_wide_dtype, is_on_cpu
 
 IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
