@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from primus.contract import PlugInKind, optional, optional_value
 from primus.errors import PrimusError
+from primus.machine.cluster import JobSize
 
 if TYPE_CHECKING:
     from primus.messages import Say
@@ -157,6 +158,11 @@ class Runtime(Protocol):
     def accepts_option(self, words: tuple[str, ...], name: str, /) -> bool:
         """Whether the command in `words` accepts the option `name` of a launcher file. Default: True."""
         return True
+
+    @optional
+    def find_size(self, options: Any, /) -> JobSize:
+        """How many nodes and devices the options ask for, as far as they tell. Default: nothing is known."""
+        return JobSize()
 
     @optional
     def list_patch_files(self, options: Any, /) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from primus.contract import PlugInKind, optional, optional_value
 from primus.errors import EXIT_OK, PrimusError
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import ClusterLayout, JobSize
 from primus.machine.facts import MachineFacts
 from primus.plan import LaunchJob
 from primus.runs.files import to_json
@@ -128,6 +128,8 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """Files of `direct --patch`."""
     runtime_words: tuple[str, ...] = ()
     """Options of the runtime of this node, as typed, for a task that launches others."""
+    find_size: Callable[[], JobSize] = JobSize
+    """Function that returns the nodes and devices that the runtimes of the command ask for."""
     launch: Callable[[], tuple[Run, RunOutcome]] | None = None
     """Function that starts the workers of the job that `prepare` returned, and waits for their end; set in `run` if
     there is a job."""

@@ -16,6 +16,7 @@ from primus.config import flags
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.prepare import Invocation, Launch, prepare_launch
+from primus.machine.cluster import JobSize
 from primus.plan import LaunchPlan, PlanContext, format_plan, redact_plan
 from primus.runs.files import UNFIT_NODES_VARIABLE, find_unfit_nodes_folder, to_json
 from primus.runtime import RUNTIMES, LaunchRequest
@@ -93,6 +94,17 @@ def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
     return runtime.run(parse_segment_options(segment), context) or EXIT_OK
 
 
+def _find_size(request: LaunchRequest) -> JobSize:
+    """What the runtimes ask for; an inner one has the last word, since it starts the processes."""
+    found = [
+        registry.load_plug_in(RUNTIMES, each.name).find_size(parse_segment_options(each)) for each in request.runtimes
+    ]
+    return JobSize(
+        nodes=next((each.nodes for each in reversed(found) if each.nodes), None),
+        devices_per_node=next((each.devices_per_node for each in reversed(found) if each.devices_per_node), None),
+    )
+
+
 def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
     request, given = command.request, command.options
     task, innermost = registry.load_plug_in(TASKS, request.task), request.runtimes[-1]
@@ -108,6 +120,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         facts=lambda: facts(None),
         patches=registry.load_plug_in(RUNTIMES, innermost.name).list_patch_files(parse_segment_options(innermost)),
         runtime_words=innermost.words,
+        find_size=partial(_find_size, request),
     )
     job = task.prepare(options, task_context) if task.prepare else None
 

@@ -57,6 +57,13 @@ class ClusterLayout(Struct, frozen=True, kw_only=True):
         return self.master_addr if self.nnodes > 1 else None
 
 
+class JobSize(Struct, frozen=True, kw_only=True):
+    """What the options of a runtime ask for; None where they do not tell."""
+
+    nodes: int | None = None
+    devices_per_node: int | None = None
+
+
 class LayoutFlags(Struct, frozen=True, kw_only=True):
     """What the user says about the layout on the command line."""
 

@@ -17,6 +17,10 @@ from primus.prediction.layout_verdict import RankFit, judge_memory
 from primus.prediction.rank_record import RankRecord
 
 
+class LayoutUnknown(UsageError):
+    """A layout cannot be executed here: neither that it runs nor that it fails is known."""
+
+
 class LayoutMachine(Struct, frozen=True, kw_only=True):
     """Nodes that are alike."""
 
@@ -76,6 +80,7 @@ def execute_layout(resolved: Resolved, machine: LayoutMachine, ranks: str, envir
 
     Raises:
         UsageError: The layout cannot run.
+        LayoutUnknown: Its framework cannot execute it, or this machine lacks what that needs.
         PrimusError: A process of a rank was killed, or took too long.
     """
     started = time.monotonic()
@@ -88,6 +93,8 @@ def execute_layout(resolved: Resolved, machine: LayoutMachine, ranks: str, envir
     chosen = choose_ranks(ranks, asked.trainer, machine.world_size)
     answers = run_ranks(asked, chosen, machine.world_size, machine.devices_per_node, environ)
     for answer in answers:
+        if answer.is_unknown:
+            raise LayoutUnknown(answer.problem, answer.hint)
         if answer.record is None:
             raise UsageError(f"rank {answer.rank} of {machine.world_size}: {answer.problem}", answer.hint)
     records = tuple(answer.record for answer in answers if answer.record is not None)

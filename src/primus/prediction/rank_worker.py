@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UsageError, format_error_place
+from primus.errors import PrimusError, UnfitError, UsageError, format_error_place
 from primus.framework import FRAMEWORKS
 from primus.prediction.rank_record import RankRecord
 
@@ -34,6 +34,8 @@ class RankAnswer(Struct, frozen=True, kw_only=True):
     problem: str = ""
     """What the rank would have failed with."""
     hint: str = ""
+    is_unknown: bool = False
+    """Whether the rank was not executed, so that nothing is known of it."""
     trace: str = ""
     """The traceback of an error that no one has put into words."""
 
@@ -49,9 +51,11 @@ def execute_rank(job: RankJob) -> RankAnswer:
             rank=job.rank,
             problem=f"framework {name} has no step on fake tensors",
             hint="`analyze speed` predicts its memory and time by formulas; --engine native executes the model",
+            is_unknown=True,
         )
     except PrimusError as error:
-        return RankAnswer(rank=job.rank, problem=error.problem, hint=error.hint or "")
+        unknown = isinstance(error, UnfitError)  # what this machine lacks says nothing of the cluster
+        return RankAnswer(rank=job.rank, problem=error.problem, hint=error.hint or "", is_unknown=unknown)
     except Exception as error:  # noqa: BLE001 - whatever PyTorch or a plug-in raises is what the cluster would have shown
         text = str(error).strip().splitlines()
         return RankAnswer(

@@ -17,7 +17,7 @@ from primus.launch import variables
 from primus.launch.hooks import discovery
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
-from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, LayoutFlags, find_layout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, JobSize, LayoutFlags, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
 from primus.machine.placement.node_place import TOPOLOGY_VARIABLE
@@ -194,6 +194,11 @@ def _check_processes(shape: ClusterLayout, facts: MachineFacts) -> None:
 def list_patch_files(options: Options) -> tuple[str, ...]:
     """Files of `--patch`."""
     return options.patch
+
+
+def find_size(options: Options) -> JobSize:
+    """The sizes that are typed."""
+    return JobSize(nodes=options.nnodes, devices_per_node=1 if options.single else options.nproc)
 
 
 def _choose_rank_order(options: Options, shape: ClusterLayout, context: PlanContext) -> RankOrderPolicy | None:

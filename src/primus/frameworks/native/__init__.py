@@ -31,6 +31,13 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     Raises:
         PrimusError: The training fails; the message says why.
     """
+    _require_torch()
+    from primus.frameworks.native.engine import run
+
+    run.train(experiment, attempt)
+
+
+def _require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -38,9 +45,6 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             f"the native framework needs PyTorch, which cannot be imported: {error}",
             f"{PROGRAM} setup installs it",
         ) from None
-    from primus.frameworks.native.engine import run
-
-    run.train(experiment, attempt)
 
 
 def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:
@@ -52,6 +56,7 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
 
 def run_fake_rank(experiment: Experiment, rank: int, world_size: int, devices_per_node: int) -> RankRecord:
     """A step of one rank, executed on fake tensors."""
+    _require_torch()
     from primus.frameworks.native.engine import fake_rank
 
     return fake_rank.run_fake_rank(experiment, rank, world_size, devices_per_node)

@@ -17,6 +17,7 @@ from primus.launch.jobs import job_states, submissions
 from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_among, plan_avoided_nodes, report_avoided_nodes
 from primus.launch.run_remote import SubmissionRejected
 from primus.launch.signals import find_exit_code
+from primus.machine.cluster import JobSize
 from primus.machine.placement.node_labels import locate_by_labels
 from primus.machine.placement.node_place import LEAST_ORDERED, PLACE_VARIABLE, TOPOLOGY_VARIABLE
 from primus.messages import Say
@@ -208,6 +209,11 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
         say(f"note: {note}")
     say(f"job {identity} is created; to see its log: primus-cli kubernetes logs {identity} --follow")
     return EXIT_OK
+
+
+def find_size(options: Options) -> JobSize:
+    """A node for each replica, with its GPUs."""
+    return JobSize(nodes=options.replica, devices_per_node=options.gpu or None)
 
 
 def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:

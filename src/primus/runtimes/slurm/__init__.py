@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from primus.errors import UsageError
+from primus.machine.cluster import JobSize
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
-from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
+from primus.runtimes.slurm.options import SPELLINGS, Options, find_num_nodes, find_option_value, parse
 from primus.runtimes.slurm.options import split_pyxis_options as split_container_words
 from primus.runtimes.slurm.placement import describe_placement, list_placement_options
 
@@ -130,6 +131,15 @@ def supervise_batch_job(
     from primus.runtimes.slurm.batch_job import BatchJob, run_batch_job
 
     return run_batch_job(BatchJob(command=tuple(command), environ=environ, run=run, num_nodes=num_nodes, **restarts))
+
+
+def find_size(options: Options) -> JobSize:
+    """Nodes of `--nodes` (a range tells none), and devices of `--gpus-per-node`."""
+    devices = (find_option_value(options.slurm_options, "gpus-per-node") or "").rpartition(":")[2]
+    return JobSize(
+        nodes=find_num_nodes(options.slurm_options),
+        devices_per_node=int(devices) if devices.isdecimal() else None,
+    )
 
 
 def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:

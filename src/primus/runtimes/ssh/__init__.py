@@ -17,7 +17,7 @@ from primus.launch import inherited_variables
 from primus.launch.command import parse_segment_options
 from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_listed_nodes, report_avoided_nodes
 from primus.launch.variables import check_name, is_name, name_typed_variables
-from primus.machine.cluster import NODE_NAME_VARIABLE
+from primus.machine.cluster import NODE_NAME_VARIABLE, JobSize
 from primus.messages import Say
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run
@@ -127,6 +127,12 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
         for rank, host in enumerate(chosen)
     ]
     return nodes.run_nodes(targets, remote.context.environ, run)
+
+
+def find_size(options: Options) -> JobSize:
+    """A node on each host that is not spare."""
+    listed = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
+    return JobSize(nodes=len(listed) - options.spare_nodes)
 
 
 def _choose_hosts(options: Options, context: PlanContext) -> tuple[tuple[SshHost, ...], AvoidedNodes]:

@@ -8,14 +8,14 @@ from msgspec import structs
 
 from primus.config.load import Resolved
 from primus.errors import UsageError, did_you_mean
+from primus.machine.cluster import LayoutFlags, find_layout
 from primus.plan import LaunchJob
 from primus.task import TaskContext
 
 Check = Literal["layout", "off"]
 VARIABLE = "PRIMUS_CHECK"
-NODES_OPTIONS = ("-N", "--nodes", "--nnodes", "--replicas")
 USUAL_DEVICES = 8
-"""Devices of a node where neither the machine is named nor this one trains."""
+"""Devices of a node where nothing tells their number."""
 
 
 def require_layout(
@@ -31,7 +31,7 @@ def require_layout(
         job: A new run.
         resolved: Its experiment.
         assume: Machine of each node: MODEL or MODEL:GPUS; None for this one, which must not be a login node.
-        nnodes: Nodes; None for those of the runtime's options.
+        nnodes: Nodes; None for those that the runtimes ask for.
         context: Of the command.
 
     Raises:
@@ -41,13 +41,22 @@ def require_layout(
     from primus.prediction import layout_cache, layout_run
     from primus.prediction.fake_ranks import ALL_KINDS, check_world_size, choose_ranks
 
-    nodes = nnodes or find_num_nodes(context.runtime_words)
-    if assume is None and context.runs_elsewhere:
+    asked = context.find_size()
+    if context.runs_elsewhere:
+        nodes = nnodes or asked.nodes
+        if nodes is None:
+            skipped = "check layout: skipped, since the options do not tell the number of nodes; --check-nnodes N does"
+            return structs.replace(job, notes=(*job.notes, skipped))
         machine = layout_run.LayoutMachine(
-            name="device", nnodes=nodes, devices_per_node=USUAL_DEVICES, device_bytes=None
+            name="unknown device", nnodes=nodes, devices_per_node=USUAL_DEVICES, device_bytes=None
         )
     else:
+        # Addresses of the rendezvous change no size.
+        flags = LayoutFlags(nnodes=nnodes or asked.nodes, node_rank=0, master_addr="localhost")
+        nodes = find_layout(context.environ, lambda: 1, flags).nnodes
+    if assume is not None or not context.runs_elsewhere:
         machine = layout_run.describe_machine(assume, context.facts, nodes)
+    machine = structs.replace(machine, devices_per_node=asked.devices_per_node or machine.devices_per_node)
     world = machine.world_size
     check_world_size(resolved, world)
     ranks = choose_ranks(ALL_KINDS, resolved.experiment.trainer, world)
@@ -63,7 +72,10 @@ def require_layout(
         if context.dry_run:
             return
         context.say(note)
-        found = layout_cache.check_layout(resolved, machine, context.environ)
+        try:
+            found = layout_cache.check_layout(resolved, machine, context.environ)
+        except layout_run.LayoutUnknown as error:
+            found = f"skipped: {error.problem}"
         context.say(f"check layout: {found}")
 
     return structs.replace(job, check_start=check, notes=(*job.notes, note))
@@ -79,15 +91,3 @@ def parse_check(text: str | None) -> Check:
         if (text or "off") == check:
             return check  # type: ignore[no-any-return]
     raise UsageError(f"${VARIABLE}: '{text}' is not a check", did_you_mean(str(text), get_args(Check)))
-
-
-def find_num_nodes(words: tuple[str, ...]) -> int:
-    """Nodes of a job by the options of its runtime; 1 if they do not say it."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in NODES_OPTIONS:
-            value = value if equals else words[index + 1] if index + 1 < len(words) else ""
-            return int(value) if value.isdecimal() and int(value) else 1
-        if word.startswith("-N") and word[2:].isdecimal() and int(word[2:]):
-            return int(word[2:])
-    return 1
