@@ -34,6 +34,7 @@ SHORT_BENCHMARK = ("--duration", "0.1")
 DRY = (
     *("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8", "compare", "setup"),
     *("--profile", "trace"),  # two steps are too few for them
+    "analyze layout",  # a minute
 )
 """Words of commands that only run dry here."""
 SPELLINGS = ("--lr 1e-4", "--lr=1e-4", "lr=1e-4")

@@ -36,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    assert main(["direct", "--", "generate", *map(str, words), "--json"]) == 0
+    greedy = () if "--temperature" in words else ("--temperature", "0")
+    assert main(["direct", "--", "generate", *map(str, words), *greedy, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     return found if isinstance(found, list) else [found]
 
@@ -66,7 +67,12 @@ def test_a_conversation_is_answered_in_the_chat_template_turn_by_turn(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\nand now?\n"))
-    assert main(["direct", "--", "generate", str(folder), "--chat", "--max-new-tokens", "4", "--json"]) == 0
+    assert (
+        main(
+            ["direct", "--", "generate", str(folder), "--chat", "--max-new-tokens", "4", "--temperature", "0", "--json"]
+        )
+        == 0
+    )
     decoder, text, found = json.JSONDecoder(), capsys.readouterr().out.strip(), []
     while text:
         value, end = decoder.raw_decode(text)

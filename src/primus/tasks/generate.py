@@ -37,8 +37,8 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Render prompts by the chat template; without --prompt and --file, talk in the terminal."""
     max_new_tokens: Annotated[int, Meta(ge=1)] = 128
     """Longest answer in tokens; it also ends where the context of the model is full."""
-    temperature: Annotated[float, Meta(ge=0)] = 0.0
-    """Divisor of the logits; at 0 the most likely token is taken."""
+    temperature: Annotated[float, Meta(ge=0)] = 0.8
+    """Divisor of the logits; at 0 the most likely token is taken, whatever the seed is."""
     top_k: Annotated[int, Meta(ge=0)] = 0
     """Draw from so many of the most likely tokens; 0 for all."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
