@@ -11,7 +11,8 @@ from primus import experiment
 from primus.errors import PrimusError
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.prediction.fake_ranks import check_world_size, choose_ranks
-from primus.prediction.layout_run import LayoutMachine, check_lower_bound
+from primus.prediction.layout_machine import LayoutMachine
+from primus.prediction.layout_run import check_lower_bound
 from primus.prediction.layout_verdict import RESERVED_BYTES, judge_memory
 from primus.prediction.rank_worker import RankJob, execute_rank
 

@@ -12,8 +12,9 @@ from primus import experiment
 from primus.cli.main import main
 from primus.errors import UsageError
 from primus.prediction.device_rates import read_rates
+from primus.prediction.format_prediction import format_prediction
 from primus.prediction.measured_rates import replace_rates
-from primus.prediction.prediction import find_machine, format_prediction, predict
+from primus.prediction.prediction import find_machine, predict
 from primus.prediction.scaling import (
     ScalingRequest,
     find_checkpoint_interval,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from primus.prediction.format_prediction import format_speed
 from primus.prediction.layout_run import LayoutReport
+from primus.prediction.layout_speed import LayoutSpeed
 from primus.prediction.rank_record import MemoryParts, RankRecord
 from primus.report.table import format_table
 
@@ -13,13 +15,13 @@ PARTS = MemoryParts.__struct_fields__
 TERA = 1e12
 
 
-def format_layout(report: LayoutReport) -> str:
-    """Memory, exchanges and operations of the executed ranks, and whether they fit."""
+def format_layout(report: LayoutReport, *, explain: bool = False) -> str:
+    """Memory, exchanges and operations of the executed ranks, whether they fit, and the time of a step."""
     devices = f"{report.world_size} x {report.machine} on {report.nnodes} nodes"
     blocks = [f"{report.framework} on {devices}: ranks executed on fake tensors in {report.seconds:.0f} s"]
     blocks += [format_table(*_build_memory_table(report))]
     blocks += [_format_rank(record) for record in report.records]
-    blocks += ["\n".join(_list_verdicts(report))]
+    blocks += ["\n".join(_list_verdicts(report)), _format_speed(report.speed, explain)]
     assumptions = dict.fromkeys(text for record in report.records for text in record.assumptions)
     blocks += ["\n".join(["assumptions:", *(f"  - {text}" for text in assumptions)])]
     return "\n\n".join(blocks)
@@ -71,6 +73,12 @@ def _format_rank(record: RankRecord) -> str:
     ]
     header = ["exchange", "group", "ranks", "over", "in", "count", "GiB"]
     return "\n".join([title, format_table(header, rows, (2, 5, 6), indent=2)] if rows else [title])
+
+
+def _format_speed(speed: LayoutSpeed, explain: bool) -> str:
+    if speed.prediction is None:
+        return f"time of a step: not predicted; {speed.problem}"
+    return format_speed(speed.prediction, explain=explain)
 
 
 def _list_verdicts(report: LayoutReport) -> Iterator[str]:

@@ -15,7 +15,8 @@ from primus.config.load import Resolved
 from primus.config.schema import CheckpointConfig, DataConfig, LoggingConfig, Trainer
 from primus.errors import UsageError
 from primus.prediction.fake_ranks import ALL_KINDS
-from primus.prediction.layout_run import LayoutMachine, execute_layout
+from primus.prediction.layout_machine import LayoutMachine
+from primus.prediction.layout_run import execute_layout
 from primus.prediction.layout_verdict import GIB
 from primus.runs.files import write_text
 

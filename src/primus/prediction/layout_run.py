@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
 from primus.config.load import Resolved
 from primus.errors import UsageError
-from primus.machine.assumed_machine import build_assumed_machine
-from primus.machine.facts import MachineFacts
 from primus.models import training_memory
 from primus.prediction.fake_ranks import check_world_size, choose_ranks, run_ranks
+from primus.prediction.layout_machine import LayoutMachine
+from primus.prediction.layout_speed import LayoutSpeed, predict_layout
 from primus.prediction.layout_verdict import RankFit, judge_memory
 from primus.prediction.rank_record import RankRecord
 
 
 class LayoutUnknown(UsageError):
     """A layout cannot be executed here: neither that it runs nor that it fails is known."""
-
-
-class LayoutMachine(Struct, frozen=True, kw_only=True):
-    """Nodes that are alike."""
-
-    name: str
-    """Model of the devices, or ``CPU``."""
-    nnodes: int
-    devices_per_node: int
-    device_bytes: int | None
-    """Memory of each device; None where it is not known."""
-    facts: MachineFacts | None = None
-    """None for devices of which only the number is known."""
-
-    @property
-    def world_size(self) -> int:
-        return self.nnodes * self.devices_per_node
 
 
 class LayoutReport(Struct, frozen=True, kw_only=True):
@@ -52,31 +35,27 @@ class LayoutReport(Struct, frozen=True, kw_only=True):
     """Of each record; empty where the memory of a device is not known."""
     fits: bool
     seconds: float
+    speed: LayoutSpeed
 
 
-def describe_machine(assume: str | None, facts: Callable[[], MachineFacts], nnodes: int) -> LayoutMachine:
-    """The nodes that a command means: assumed ones, or as many as this machine.
+def execute_layout(
+    resolved: Resolved,
+    machine: LayoutMachine,
+    ranks: str,
+    environ: Mapping[str, str],
+    *,
+    price: float | None = None,
+    measured: Sequence[str] = (),
+) -> LayoutReport:
+    """Execute ranks of an experiment on a machine, and predict the speed of all.
 
-    Raises:
-        UsageError: The assumed model does not exist.
-    """
-    found = facts() if assume is None else build_assumed_machine(assume)
-    sizes = [device.memory_bytes for device in found.devices if device.memory_bytes]
-    host = [each for each in (found.memory.total_bytes, found.memory.limit_bytes) if each]
-    # Devices with several dies are as many processes, each with its part of the memory.
-    parts = [part.memory_bytes for device in found.devices for part in device.partitions if part.memory_bytes]
-    count = sum(max(1, len(device.partitions)) for device in found.devices) or 1
-    return LayoutMachine(
-        name=str(found.model or "GPU") if found.devices else "CPU",
-        nnodes=nnodes,
-        devices_per_node=count,
-        device_bytes=min(parts or sizes or ([] if found.devices else host), default=None),
-        facts=found,
-    )
-
-
-def execute_layout(resolved: Resolved, machine: LayoutMachine, ranks: str, environ: Mapping[str, str]) -> LayoutReport:
-    """Execute ranks of an experiment on a machine.
+    Args:
+        resolved: The experiment.
+        machine: The nodes.
+        ranks: What `choose_ranks` takes.
+        environ: For the processes of ranks.
+        price: Of a GPU for an hour.
+        measured: Results of benchmarks in place of rates of the devices' profile.
 
     Raises:
         UsageError: The layout cannot run.
@@ -111,6 +90,7 @@ def execute_layout(resolved: Resolved, machine: LayoutMachine, ranks: str, envir
         fit=fit,
         fits=all(each.fits for each in fit),
         seconds=time.monotonic() - started,
+        speed=predict_layout(asked.trainer, machine, records, price=price, measured=measured),
     )
 
 

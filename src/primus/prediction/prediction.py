@@ -1,8 +1,8 @@
-"""The predicted speed and memory of an experiment on machines that are not here, as a value and as text."""
+"""The predicted speed and memory of an experiment on machines that are not here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct, structs
 
@@ -15,7 +15,6 @@ from primus.prediction.published_steps import read_published_steps
 from primus.prediction.step_layout import StepLayout, build_layout
 from primus.prediction.step_memory import GIB, StepMemory, find_largest, predict_memory
 from primus.prediction.step_time import PredictedCollective, StepTime, predict_step
-from primus.report.table import format_table
 
 NUM_EXPLAINED = 3
 """Terms that are explained."""
@@ -53,6 +52,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
     slowest_stage: str
     terms: dict[str, float]
     """Seconds of each term, which sum up to `seconds`."""
+    bubble_s: float
+    """In which the slowest stage waits for others."""
+    exposed_communication: float
+    """Share of the step in which devices wait for collectives."""
+    hidden_communication: float
+    """Collectives beside which devices compute, as a share of the step."""
     collectives: tuple[PredictedCollective, ...]
     memory: tuple[StepMemory, ...]
     """Of each kind of stage, in the order of the pipeline."""
@@ -115,6 +120,9 @@ def predict(
         cost_per_billion_tokens=hours * price / profile.devices_per_gpu if price is not None else None,
         slowest_stage=time.stage,
         terms=time.terms,
+        bubble_s=time.terms["bubble"],
+        exposed_communication=time.communication_share,
+        hidden_communication=time.hidden_share,
         collectives=time.collectives,
         memory=tuple({stage.stage: stage for stage in sorted(memory, key=lambda each: each.total)}.values()),
         memory_bytes=limit,
@@ -181,96 +189,3 @@ def _list_changes(term: str, layout: StepLayout, rates: DeviceRates) -> Iterator
         yield f"expert_model_parallel_size: {layout.expert // 2}", replace(layout, expert=layout.expert // 2)
     if term == "context" and layout.context > 1:
         yield f"context_parallel_size: {layout.context // 2}", replace(layout, context=layout.context // 2)
-
-
-def format_prediction(found: Prediction, *, explain: bool) -> str:
-    """The prediction as text."""
-    mfu = f", MFU {found.mfu:.1%} of the {found.peak_dtype} peak" if found.mfu else ""
-    rate = f"{found.tokens_per_s_per_device:,.0f} tokens/s/GPU, {found.tflops_per_device:,.0f} TFLOP/s/GPU{mfu}"
-    lines = [
-        f"{found.nodes} x {found.machine}: {found.layout}",
-        f"{found.seconds:.3g} s a step of {found.tokens:,} tokens; {rate}",
-    ]
-    if found.cost_per_billion_tokens is not None:
-        lines.append(f"cost of 1e9 tokens: {found.cost_per_billion_tokens:,.2f}")
-    memory = max(found.memory, key=lambda each: each.total)
-    limit = f" of {found.memory_bytes / GIB:,.0f} GiB" if found.memory_bytes else ""
-    lines.append(f"memory: {memory.total / GIB:,.1f} GiB{limit} on the {memory.stage}{_format_fit(found)}")
-    parts = ["\n".join(lines), _format_terms(found), _format_memory(found)]
-    if found.collectives:
-        parts.append(_format_collectives(found.collectives))
-    if explain:
-        parts.append(_format_explanation(found))
-    trust = [f"assumed: {text}" for text in found.assumptions]
-    device = found.machine.partition(":")[0]
-    trust += [f"error against published rows of {device}, {text}" for text in found.published_errors]
-    if not found.published_errors:
-        trust.append("no published row of this device is known: trust the order more than the numbers")
-    return "\n\n".join([*parts, "\n".join(trust)])
-
-
-def _format_fit(found: Prediction) -> str:
-    return "" if found.fits is not False else ": does not fit"
-
-
-def _format_terms(found: Prediction) -> str:
-    rows = [
-        (name, f"{seconds:.4g}", f"{seconds / found.seconds:.1%}")
-        for name, seconds in sorted(found.terms.items(), key=lambda pair: -pair[1])
-        if seconds > 0
-    ]
-    return format_table(("term", "s", "share"), rows, right=(1, 2))
-
-
-def _format_memory(found: Prediction) -> str:
-    header = ("GiB", *(stage.stage for stage in found.memory))
-    names = list(found.memory[0].list_components())
-    rows = [(name, *(f"{getattr(stage, name) / GIB:,.1f}" for stage in found.memory)) for name in names]
-    rows.append(("total", *(f"{stage.total / GIB:,.1f}" for stage in found.memory)))
-    return format_table(header, rows, right=range(1, len(header)))
-
-
-def _format_collectives(collectives: Sequence[PredictedCollective]) -> str:
-    rows = [
-        (
-            each.name,
-            str(each.size),
-            "yes" if each.crosses else "no",
-            f"{each.bytes_of_step / 1e9:,.3g}",
-            f"{each.seconds:.3g}",
-            f"{each.exposed_seconds:.3g}",
-        )
-        for each in collectives
-    ]
-    header = ("collective", "group", "crosses nodes", "GB sent", "s", "s not hidden")
-    return format_table(header, rows, right=(1, 3, 4, 5))
-
-
-def _format_explanation(found: Prediction) -> str:
-    lines = ["What dominates, and what would change it:"]
-    for term in list_dominating_terms(found.terms):
-        lines.append(f"  {term}: {found.terms[term] / found.seconds:.0%}. {MEANINGS[term]}")
-        for each in found.what_ifs:
-            if each.term == term:
-                change = each.seconds / found.seconds - 1
-                fits = "" if each.fits is not False else ", which does not fit"
-                lines.append(f"    {each.change}: {change:+.1%} time, {each.memory_gib:,.0f} GiB{fits}")
-    lines += [f"  rates: {name}: {source}" for name, source in found.sources.items()]
-    return "\n".join(lines)
-
-
-MEANINGS = {
-    "products": "Matrix products at the rate of the best measured one, times the fitted share.",
-    "attention": "Scores and weighted values; longer sequences cost more, windows less.",
-    "element-wise": "Norms, activations, permutations and casts at the memory's bandwidth.",
-    "recompute": "What the backward pass computes again, to save memory.",
-    "host": "The host cannot launch as fast as the device computes: larger micro batches, or CUDA graphs.",
-    "tensor": "Collectives around each layer: smaller groups, or overlap.",
-    "context": "Keys and values of other parts of the sequence.",
-    "expert": "Tokens on their way to experts and back: groups within a node.",
-    "weights and gradients": "Gathers and scatters that computation does not hide: more tokens for each exchange.",
-    "pipeline": "Activations between stages.",
-    "bubble": "Stages wait at both ends of a step: more micro batches, or more groups of layers.",
-    "optimizer": "Weights and moments, read and written once a step.",
-}
-"""What each term is, and what makes it smaller."""

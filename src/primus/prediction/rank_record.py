@@ -44,6 +44,14 @@ class MemoryMoment(Struct, frozen=True, kw_only=True):
     parts: MemoryParts
 
 
+class PassMark(Struct, frozen=True, kw_only=True):
+    """Where a pass of a micro batch begins."""
+
+    operator: int
+    """Operators that ran before."""
+    phase: Phase
+
+
 class Exchange(Struct, frozen=True, kw_only=True):
     """Collectives, or messages between two ranks, that are alike: of one operation and group, in one phase."""
 
@@ -110,6 +118,8 @@ class RankRecord(Struct, frozen=True, kw_only=True):
     """Between steps."""
     timeline: tuple[MemoryMoment, ...]
     """Memory over the step, at its extremes."""
+    passes: tuple[PassMark, ...]
+    """Forward and backward passes in their order, and the end of the last one."""
     exchanges: tuple[Exchange, ...]
     work: tuple[Work, ...]
     saved_bytes: int

@@ -13,6 +13,7 @@ from primus.prediction.step_work import (
     OPTIMIZER_BYTES,
     LayerWork,
     Product,
+    Scope,
     StageWork,
     StepCollective,
     count_recomputed_share,
@@ -93,6 +94,11 @@ class StepTime(Struct, frozen=True, kw_only=True):
         """Share of the step in which devices wait for collectives."""
         return sum(value for name, value in self.terms.items() if name in COMMUNICATION) / self.seconds
 
+    @property
+    def hidden_share(self) -> float:
+        """Collectives beside which devices compute, as a share of the step."""
+        return sum(each.seconds - each.exposed_seconds for each in self.collectives) / self.seconds
+
 
 class PredictedCollective(Struct, frozen=True, kw_only=True):
     """One kind of collective of the slowest stage."""
@@ -103,6 +109,8 @@ class PredictedCollective(Struct, frozen=True, kw_only=True):
     """Of a group that are linked with each other; the others are reached by the network."""
     bytes_of_step: float
     """That one device sends."""
+    scope: Scope
+    """How often: for each micro batch, or once."""
     seconds: float
     """In a step, hidden or not."""
     exposed_seconds: float
@@ -119,7 +127,7 @@ def predict_step(spec: ModelSpec, layout: StepLayout, rates: DeviceRates, fitted
     """The time of a step; the slowest stage decides."""
     stages = list_stages(spec, layout)
     distinct = {(stage.layers, stage.name): stage for stage in stages}
-    found = [(_time_stage(stage, layout, rates, fitted), stage) for stage in distinct.values()]
+    found = [(time_stage(stage, layout, rates, fitted), stage) for stage in distinct.values()]
     (terms, collectives), slowest = max(found, key=lambda pair: sum(pair[0][0].values()))
     tokens = layout.global_batch * layout.seq_length
     seconds = sum(terms.values())
@@ -137,9 +145,10 @@ def predict_step(spec: ModelSpec, layout: StepLayout, rates: DeviceRates, fitted
     )
 
 
-def _time_stage(
+def time_stage(
     stage: StageWork, layout: StepLayout, rates: DeviceRates, fitted: FittedConstants
 ) -> tuple[dict[str, float], list[PredictedCollective]]:
+    """Seconds of each term in a step of one stage, and its collectives."""
     terms = dict.fromkeys(("products", "attention", "element-wise", "recompute"), 0.0)
     operators = 0.0
     for work, number in stage.layers:
@@ -180,6 +189,7 @@ def _time_stage(
             size=each.size,
             members_of_domain=_count_members(each, rates),
             bytes_of_step=_count_sent(each) * (repeats := batches if each.scope == "micro batch" else 1),
+            scope=each.scope,
             seconds=seconds * repeats,
             exposed_seconds=seconds * repeats * shares.get(each.name, 0.0),
         )

@@ -93,7 +93,7 @@ def draw_line_chart(
             across = (x - first) / span * (size.width - size.left - size.right)
             return size.left + across, TOP + HEIGHT - (y - low) / (high - low) * HEIGHT
 
-        parts = [*_draw_scale(size, low, high, unit), *_draw_axis(size, first, last, axis)]
+        parts = [*_draw_scale(size, low, high, unit), *draw_axis(size, first, last, axis)]
         if shade is not None:
             left, right = (place(min(max(edge, first), last), low)[0] for edge in shade[:2])
             parts.append(draw_rect(left, TOP, right - left, HEIGHT, "shade", shade[2]))
@@ -170,7 +170,7 @@ def draw_area_chart(
         def place(x: float, y: float) -> tuple[float, float]:
             return size.left + x / last * (size.width - size.left - size.right), TOP + HEIGHT - y / high * HEIGHT
 
-        parts = [*_draw_scale(size, 0.0, high, unit), *_draw_axis(size, 0.0, last, axis)]
+        parts = [*_draw_scale(size, 0.0, high, unit), *draw_axis(size, 0.0, last, axis)]
         below = [0.0] * len(samples)
         for index, name in enumerate(names):
             above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]
@@ -192,7 +192,8 @@ def _draw_scale(size: ChartSize, low: float, high: float, unit: str) -> Iterator
     yield draw_text(size.left - 8, TOP - 12, unit, "soft end")
 
 
-def _draw_axis(size: ChartSize, first: float, last: float, axis: str) -> Iterator[Html]:
+def draw_axis(size: ChartSize, first: float, last: float, axis: str, top: float = TOP + HEIGHT) -> Iterator[Html]:
+    """Labels of the horizontal axis, below `top`."""
     last = last if last > first else first + 1.0
     for value, label in list_ticks(first, last, whole=axis == "step", count=size.num_ticks):
         share = (value - first) / (last - first)
@@ -200,7 +201,7 @@ def _draw_axis(size: ChartSize, first: float, last: float, axis: str) -> Iterato
         edge = 0.15 if size.is_narrow else 0.04
         kind = "soft" if share < edge else "soft end" if share > 1 - edge else "soft middle"
         text = f"{axis} {label}" if axis == "step" else f"{label} {axis}"
-        yield draw_text(size.left + share * (size.width - size.left - size.right), TOP + HEIGHT + 22, text, kind)
+        yield draw_text(size.left + share * (size.width - size.left - size.right), top + 22, text, kind)
 
 
 def list_ticks(low: float, high: float, *, whole: bool = False, count: int = 5) -> list[tuple[float, str]]:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from primus.prediction.rank_record import Exchange, MemoryMoment, MemoryParts, Phase, Work
+from primus.prediction.rank_record import Exchange, MemoryMoment, MemoryParts, PassMark, Phase, Work
 
 aten = torch.ops.aten
 OPERATIONS = {
@@ -97,6 +97,9 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log: list[tuple[_Allocation, int, int]] = []
         """(block, change of its size in bytes, operators before)."""
         self._marks: list[_Mark] = [_Mark(0, "setup", 0)]
+        self._passes: list[PassMark] = []
+        self._last_end = 0
+        """Operators before what follows the passes."""
         self._num_operators = 0
         self._phase: Phase = "setup"
         self._micro_batch = 0
@@ -133,11 +136,14 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """All until the next phase is of this one."""
         if phase == "save":
             self._end = len(self._log)
+        if phase == "clip":
+            self._last_end = self._num_operators
         self._phase = phase
 
     def begin_micro_batch(self) -> None:
         """A forward pass begins."""
         self._phase = "forward"
+        self._passes.append(PassMark(operator=self._num_operators, phase="forward"))
         self._micro_batch += 1
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
@@ -146,6 +152,7 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_backward(self) -> None:
         """The backward pass of a micro batch begins."""
         self._phase = "backward"
+        self._passes.append(PassMark(operator=self._num_operators, phase="backward"))
         self._in_flight -= 1
 
     def label(self, name: str, tensors: Iterable[Tensor]) -> None:
@@ -311,6 +318,10 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
             count, flops, moved = (n + missing * (a - b) // window for n, a, b in zip(now, values, was, strict=True))
             extended[key] = (count, flops, moved)
         return extended
+
+    def list_passes(self) -> tuple[PassMark, ...]:
+        """See `RankRecord`."""
+        return (*self._passes, PassMark(operator=self._last_end, phase="clip"))
 
     def find_moments(self) -> tuple[MemoryMoment, tuple[MemoryMoment, ...], MemoryParts]:
         """The peak, the timeline, and what is kept between steps."""

@@ -1,4 +1,4 @@
-"""Execute a step of chosen ranks of a training on fake tensors: whether it runs, its memory and its exchanges."""
+"""Execute a step of chosen ranks of a training on fake tensors: whether it runs, its memory, exchanges and time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,15 @@ class Options(Struct, frozen=True, kw_only=True):
     """Framework that trains, instead of that of the file."""
     stage: str | None = None
     """Module of the file, such as post_trainer (default: the only one)."""
+    explain: bool = False
+    """Also show the three terms that dominate the predicted step, what would change them, and the source of each
+    rate."""
+    price_per_gpu_hour: Annotated[float, Meta(gt=0)] | None = None
+    """Price of a GPU for an hour, for the cost of tokens."""
+    measured: tuple[str, ...] = ()
+    """JSON results of `benchmark gemm` and `collectives` on such a machine, in place of the rates of its profile."""
     output: str | None = None
-    """Also write a page (.html) with the memory over the step."""
+    """Also write a page (.html) with memory, computation and communication over the step."""
 
 
 def run(options: Options, context: TaskContext) -> int:
@@ -42,7 +49,7 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: The layout cannot run; the message has the rank and the error of the cluster.
     """
     # For this task only: profiles, processes and tables.
-    from primus.prediction import layout_run
+    from primus.prediction import layout_machine, layout_run
     from primus.prediction.format_layout import format_layout
     from primus.prediction.layout_page import format_layout_page
 
@@ -50,9 +57,11 @@ def run(options: Options, context: TaskContext) -> int:
         raise UsageError(f"--output {options.output}: the memory is drawn on a page", "use a name that ends with .html")
     overrides = context.overrides if options.engine is None else (*context.overrides, "--framework", options.engine)
     resolved = experiment.resolve_experiment(Path(options.config), overrides, context.environ, options.stage)
-    machine = layout_run.describe_machine(options.assume, context.facts, options.nnodes)
-    report = layout_run.execute_layout(resolved, machine, options.rank, context.environ)
-    context.result(report, format_layout(report))
+    machine = layout_machine.describe_machine(options.assume, context.facts, options.nnodes)
+    report = layout_run.execute_layout(
+        resolved, machine, options.rank, context.environ, price=options.price_per_gpu_hour, measured=options.measured
+    )
+    context.result(report, format_layout(report, explain=options.explain))
     if options.output:
         files.write_text(Path(options.output), format_layout_page(report))
         context.say(f"\npage: {options.output}")

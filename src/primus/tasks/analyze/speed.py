@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 
 from primus import experiment
 from primus.prediction.device_rates import read_rates
-from primus.prediction.prediction import find_machine, format_prediction, predict
+from primus.prediction.format_prediction import format_prediction
+from primus.prediction.prediction import find_machine, predict
 from primus.task import TaskContext
 
 OVERRIDES = True

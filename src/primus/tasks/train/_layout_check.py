@@ -38,7 +38,7 @@ def require_layout(
         UsageError: The machine does not exist, or the processes cannot be laid out.
     """
     # For runs that are checked only: profiles, and processes of ranks.
-    from primus.prediction import layout_cache, layout_run
+    from primus.prediction import layout_cache, layout_machine, layout_run
     from primus.prediction.fake_ranks import ALL_KINDS, check_world_size, choose_ranks
 
     asked = context.find_size()
@@ -47,7 +47,7 @@ def require_layout(
         if nodes is None:
             skipped = "check layout: skipped, since the options do not tell the number of nodes; --check-nnodes N does"
             return structs.replace(job, notes=(*job.notes, skipped))
-        machine = layout_run.LayoutMachine(
+        machine = layout_machine.LayoutMachine(
             name="unknown device", nnodes=nodes, devices_per_node=USUAL_DEVICES, device_bytes=None
         )
     else:
@@ -55,7 +55,7 @@ def require_layout(
         flags = LayoutFlags(nnodes=nnodes or asked.nodes, node_rank=0, master_addr="localhost")
         nodes = find_layout(context.environ, lambda: 1, flags).nnodes
     if assume is not None or not context.runs_elsewhere:
-        machine = layout_run.describe_machine(assume, context.facts, nodes)
+        machine = layout_machine.describe_machine(assume, context.facts, nodes)
     machine = structs.replace(machine, devices_per_node=asked.devices_per_node or machine.devices_per_node)
     world = machine.world_size
     check_world_size(resolved, world)

@@ -137,6 +137,7 @@ def run_fake_rank(experiment: Experiment, rank: int, world: int, devices_per_nod
         peak=peak,
         kept=kept,
         timeline=timeline,
+        passes=observer.list_passes(),
         exchanges=observer.list_exchanges(missing, window, plan.groups),
         work=observer.list_work(missing, window, plan.groups),
         saved_bytes=saved_bytes,
