@@ -21,6 +21,8 @@ Precision = Literal["fp32", "bf16", "fp8", "fp4"]
 OPTIMIZER_SHARDING = ("megatron", "megatron_bridge")
 """Frameworks whose distributed optimizer shards its state alone (ZeRO-1); the others shard weights too."""
 
+GRANULARITY = "recompute_granularity"
+"""Megatron-LM's setting, which native has too."""
 
 NATIVE_ACTIVATIONS = 1.25
 """Of native: 85.2 GiB by `analyze layout`, which executes it, where the formulas count 68.0 (Llama 3.1 8B, micro batch
@@ -126,6 +128,7 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
             f"use a multiple of {training.micro_batch_size * data}, or other sizes",
         )
     native = trainer.framework == "native"
+    is_recomputed = training.recompute_activations or _find_setting(trainer.backend_args, GRANULARITY) == "full"
     return StepLayout(
         devices=devices,
         tensor=parallel.tensor_model_parallel_size,
@@ -137,7 +140,7 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
         global_batch=batch,
         seq_length=training.seq_length,
         precision="fp8" if training.fp8 else "bf16" if training.bf16 else "fp32",
-        recompute="full" if training.recompute_activations else "none",
+        recompute="full" if is_recomputed else "none",
         sharding=_find_sharding(trainer),
         sequence_parallel=parallel.sequence_parallel,
         fused=trainer.framework != "torchtitan" or training.compile is not False,

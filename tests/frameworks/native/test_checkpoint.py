@@ -143,8 +143,13 @@ def test_a_tensor_of_another_size_cannot_be_loaded(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path)
     save(writer, torch.ones(10), 1)
     writer.finish_writing()
-    with pytest.raises(PrimusError, match="cannot be loaded"):
-        loaded(tmp_path / "step_00000001", torch.ones(11))
+    for name, shape, problem in (
+        ("model.weight", 11, r"cannot be loaded: model.weight is \[10\] in it, and \[11\] in this model"),
+        ("optimizer.exp_avg.weight", 10, r"cannot be loaded: it has no optimizer.exp_avg.weight"),
+    ):
+        with pytest.raises(PrimusError, match=problem) as raised:
+            read_state({name: torch.ones(shape)}, tmp_path / "step_00000001", ALONE)
+        assert "any layout" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

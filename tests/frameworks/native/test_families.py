@@ -82,14 +82,16 @@ model._keys_to_ignore_on_load_unexpected = ["model.layers.2.*", "model.layers.3.
 further = MtpModel.from_pretrained(model)
 hidden = model.model(tokens[:, :-1]).last_hidden_state
 loss = torch.nn.functional.cross_entropy(model.lm_head(hidden).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-count = len(further.layers)
+count, total = len(further.layers), 0.0
 for depth in range(1, count + 1):
     shifted = torch.nn.functional.pad(tokens[:, depth:], (0, depth - 1))
     hidden = further.forward_layer(depth - 1, hidden, torch.arange(hidden.shape[1])[None], None, input_ids=shifted)
     targets = torch.nn.functional.pad(tokens[:, 1 + depth:], (0, depth), value=-100)
     logits = model.lm_head(hidden).flatten(0, 1)
-    loss = loss + FACTOR / count * torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+    part = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum") / count
+    loss, total = loss + FACTOR * part, total + part.detach()
 loss.backward()
+torch.save(total, FOLDER + "/further.pt")
 torch.save({name: weight.grad for name, weight in [*model.named_parameters(), *further.named_parameters()]},
            FOLDER + "/gradients.pt")
 """
@@ -176,6 +178,7 @@ def test_predictions_of_further_tokens_have_the_gradients_of_transformers(tmp_pa
     model = build_loaded_model(opened.spec, opened.weights).requires_grad_(True)
     model.prediction_loss_factor = 0.3
     model(tokens[:, :-1], tokens[:, 1:].contiguous()).backward()
+    torch.testing.assert_close(model.take_prediction_loss(), torch.load(tmp_path / "v3/further.pt").double())
     theirs = torch.load(tmp_path / "v3/gradients.pt")
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     ours = HubNames(TensorDict(gradients), opened.spec, "native", trained_only=True)

@@ -194,7 +194,7 @@ def take_step(
 
 def test_the_bias_of_a_crowded_expert_falls_and_that_of_an_idle_one_rises() -> None:
     prepared = prepare(rate=0.125, **ROUTERS["deepseek v3"])
-    routers = prepared[0].balanced_routers
+    routers = prepared[0].routers
     loads = []
 
     def keep_load(router: moe.Router, _: Any, found: Any) -> None:
@@ -212,7 +212,7 @@ def test_the_bias_of_a_crowded_expert_falls_and_that_of_an_idle_one_rises() -> N
 
 def test_the_biases_balance_the_load_of_weights_that_do_not_change() -> None:
     prepared = prepare(rate=0.01, **ROUTERS["deepseek v3"])
-    router, found = prepared[0].balanced_routers[0], []
+    router, found = prepared[0].routers[0], []
     with torch.no_grad():
         router.balance_bias[0] = 0.5
     router.register_forward_hook(lambda _, __, result: found.append(result[2].double()))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,10 @@ from primus.session.checkpoints.resume import ResumePoint
 from primus.session.checkpoints.saver import WriteFiles, format_reason
 from primus.session.ranks.torch_processes import TorchProcesses, random_state, set_random_state
 
+OTHER_MODEL = (
+    "train the model and optimizer of that run, in any layout; or choose another checkpoint (with finetune: true only"
+    " its weights are read)"
+)
 State = dict[str, Tensor]
 """Tensors of a checkpoint by name; with several processes, weights are `state.StoredWeight`."""
 
@@ -97,7 +103,7 @@ def read_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
     """Fill `tensors`, sharded as they are here, from the checkpoint in `folder`.
 
     Raises:
-        PrimusError: The checkpoint lacks one of them, or has another size for it.
+        PrimusError: The checkpoint lacks one of them, or has another shape for it.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -107,14 +113,33 @@ def read_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
     try:
         load(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
     except CheckpointException as error:
+        different = next(_list_differences(tensors, folder), None)
+        if different is not None:
+            raise PrimusError(f"{folder}: cannot be loaded: {different}", OTHER_MODEL) from None
         raise PrimusError(f"{folder}: cannot be loaded: {format_reason(error)}", "choose another checkpoint") from None
+
+
+def _list_differences(tensors: State, folder: Path) -> Iterator[str]:
+    """What a checkpoint lacks or has in another shape; any layout of the same model can load the rest."""
+    with contextlib.suppress(Exception):  # unreadable metadata is the reason that the caller gives
+        saved = _read_metadata(folder)
+        for name, tensor in tensors.items():
+            if name not in saved:
+                yield f"it has no {name}"
+            elif (shape := getattr(saved[name], "size", None)) is not None and shape != tensor.shape:
+                yield f"{name} is {list(shape)} in it, and {list(tensor.shape)} in this model"
 
 
 def has_all(folder: Path, names: Iterable[str]) -> bool:
     """Whether a checkpoint has an entry for each of these names."""
+    return set(names) <= _read_metadata(folder).keys()
+
+
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    """Shape and chunks of each tensor of a checkpoint."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    return set(names) <= FileSystemReader(str(folder)).read_metadata().state_dict_metadata.keys()
+    return FileSystemReader(str(folder)).read_metadata().state_dict_metadata
 
 
 def _copy_to_host(tensors: State) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,7 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
+from primus.frameworks.native.engine.step_monitor import StepMonitor
 from primus.frameworks.native.kernel_settings import KernelSettings
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.router_settings import RouterSettings
@@ -108,6 +110,7 @@ class NativeEngine(Engine):
             self.trainable = replace(self.trainable, count=count_pairs)
         self._optimizer = build_optimizer(self.model, session.trainer.optimizer, settings)
         self._watch = StepWatch(self.model, is_compiled=session.compiled)
+        self._results: deque[StepResult] | None = None
 
     @property
     def data_rank(self) -> int:
@@ -167,6 +170,8 @@ class NativeEngine(Engine):
             learning_rate=learning_rate,
             clip_grad=self._trainer.optimizer.clip_grad,
         )
+        if self._results is not None:
+            self._results.append(result)
         launched = LaunchedStep(result, self._timer.take_time())
         return launched.read() if device.type == "cpu" else launched
 
@@ -222,7 +227,12 @@ class NativeEngine(Engine):
         device, trial = self._processes.device, read_own_settings(self._trainer, KernelSettings).kernel_trial
         is_tried = trial == "always" or (trial == "auto" and device.type == "cuda")
         trials = [KernelTrial(session, self.model, device)] if is_tried else []
-        reporters = [PreferenceReporter(session, self.model, self._objective)] if self._objective else []
+        reporters: list[Callback] = (
+            [PreferenceReporter(session, self.model, self._objective)] if self._objective else []
+        )
+        if self._trainer.model.num_experts or self._trainer.model.mtp_num_layers:
+            self._results = deque()
+            reporters.append(StepMonitor(session, self.model, self._results))
         return [*trials, *reporters, TextSampler(session, self.model)]
 
     def _load_reference(self, session: Session) -> None:

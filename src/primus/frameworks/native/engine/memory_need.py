@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import resource
 import traceback
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from msgspec import structs
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from primus.config.schema import Trainer
 from primus.config.source import format_yaml_value
-from primus.frameworks.native.engine.fake_step import FusedAttention
-from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.support import read_own_settings
 from primus.frameworks.native.training_settings import TrainingSettings
 from primus.machine.probe import probe
 from primus.models.counts import count_parameters
+from primus.prediction.step_layout import build_layout
+from primus.prediction.step_memory import GIB, predict_memory
 
-GIB = 2**30
 ROOM = 0.95
 """Share of a device that settings which fit may take by this estimate."""
-LOSS_CHUNK = 512
-"""Tokens."""
 COMPONENTS = {
     "loss": "the output head and its loss",
     "experts": "the experts",
@@ -102,7 +96,6 @@ def list_smaller(trainer: Trainer) -> Iterator[tuple[str, str, Trainer]]:
     for group, key, value, is_possible in (
         *((*half, True) for half in halves),
         ("training", "recompute_activations", True, not training.recompute_activations),
-        ("training", "loss_chunk_size", LOSS_CHUNK, training.loss_chunk_size is None),
         ("parallel", "use_distributed_optimizer", True, not trainer.parallel.use_distributed_optimizer),
         ("optimizer", "optimizer", "adamw_8bit", optimizer in ("adam", "adamw")),
         ("backend_args", "optimizer_cpu_offload", True, optimizer != "muon"),
@@ -115,7 +108,7 @@ def list_smaller(trainer: Trainer) -> Iterator[tuple[str, str, Trainer]]:
 
 
 def estimate_need(trainer: Trainer, world: int, device: str) -> StepNeed:
-    """What one of `world` processes keeps: counted for weights and states, observed on fake tensors for the passes."""
+    """What one of `world` processes keeps: weights and states of the settings, and the activations of a prediction."""
     settings, parallel = read_own_settings(trainer, TrainingSettings), trainer.parallel
     count, layout = count_parameters(trainer.model), read_own_settings(trainer, LayoutSettings)
     pipeline, tensor = parallel.pipeline_model_parallel_size, parallel.tensor_model_parallel_size
@@ -126,64 +119,5 @@ def estimate_need(trainer: Trainer, world: int, device: str) -> StepNeed:
     width = 2 if settings.main_params_dtype == "bf16" else 4
     moments = {"sgd": width, "muon": width, "adamw_8bit": 2}.get(trainer.optimizer.optimizer, 2 * width)
     states = 0 if settings.optimizer_cpu_offload and device != "cpu" else own * moments
-    passes = _estimate_activations(trainer, settings, world > 1) / (tensor * parallel.context_parallel_size)
-    return StepNeed(own * width, own * width, states, passes)
-
-
-def _estimate_activations(trainer: Trainer, settings: TrainingSettings, in_compute_dtype: bool) -> float:
-    """Bytes at the end of the forward pass of a micro batch, by those of one and of two layers of the last kind."""
-    first, layers = trainer.model.first_k_dense_replace + 1, trainer.model.num_layers
-
-    def observe(layers: int, recomputes: bool) -> int:
-        return _observe_forward(trainer, layers, settings, recomputes, in_compute_dtype)
-
-    is_full = trainer.training.recompute_activations or settings.recompute_granularity == "full"
-    one, two = observe(first, is_full), observe(first + 1, is_full)
-    # The backward pass has the activations of one recomputed layer.
-    again = observe(first + 1, False) - observe(first, False) if is_full else 0
-    return one + (two - one) * max(layers - first, 0) + again
-
-
-def _observe_forward(
-    trainer: Trainer, layers: int, settings: TrainingSettings, recomputes: bool, in_compute_dtype: bool
-) -> int:
-    """Peak of what operators allocate, on tensors without memory; attention is one kernel."""
-    training = structs.replace(trainer.training, recompute_activations=recomputes)
-    observer = _LiveBytes()
-    with torch.device("meta"), FusedAttention():
-        model = Transformer(structs.replace(trainer.model, num_layers=layers))
-        model.configure(training, structs.replace(settings, cpu_offloading=False, recompute_granularity=None))
-        if in_compute_dtype and model.compute_dtype is not None:
-            model.to(model.compute_dtype)  # FSDP gathers them so; a process alone keeps copies in this dtype
-        tokens = torch.zeros((training.micro_batch_size, training.seq_length), dtype=torch.int64)
-        with observer:
-            loss = model(tokens, tokens, torch.ones(()))
-            del loss
-    return observer.peak
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that operators make, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live, self.peak, self._known = 0, 0, set[int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        given = {each._cdata for each in _list_storages((args, kwargs))}
-        for storage in _list_storages(found):
-            if storage._cdata not in self._known | given:  # else a view, or the result of an operator in place
-                self._known.add(storage._cdata)
-                self.live += storage.nbytes()
-                weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.live)
-        return found
-
-    def _release(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.live -= size
-
-
-def _list_storages(values: Any) -> list[torch.UntypedStorage]:
-    return [each.untyped_storage() for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+    stages = predict_memory(trainer.model, build_layout(trainer, world))
+    return StepNeed(own * width, own * width, states, max(each.activations + each.working for each in stages))

@@ -63,6 +63,8 @@ def build_model(
     """
     with torch.device("meta"):
         model = Transformer(spec, layout, stage).to(dtype)
+        if spec.mtp_num_layers:
+            model.prediction_loss = model.prediction_loss.double()
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         initialize_weights(model, seed)
@@ -113,6 +115,8 @@ def fill_frequencies(model: Transformer) -> None:
     channels = rope.count_rotary_channels(model.spec)
     model.frequencies.copy_(rope.compute_frequencies(model.spec, channels))
     model.window_frequencies.copy_(rope.compute_window_frequencies(model.spec, channels))
+    if model.spec.mtp_num_layers:
+        model.prediction_loss.zero_()
     moe.fill_buffers(model)
 
 
@@ -160,6 +164,7 @@ class Transformer(nn.Module):
     """Rotary frequencies [C / 2], in float32 or wider; not part of the state."""
     window_frequencies: Tensor
     """Those of the layers with a window."""
+    prediction_loss: Tensor
 
     def __init__(self, spec: ModelSpec, layout: Layout = ALONE, stage: StageLayers | None = None) -> None:
         check_model(spec)
@@ -196,6 +201,9 @@ class Transformer(nn.Module):
             for _ in range(spec.mtp_num_layers if is_last else 0)
         )
         self.prediction_loss_factor = DEFAULTS.mtp_loss_scaling_factor
+        # Of the passes of a step; a buffer, which a compiled pass can add to.
+        if spec.mtp_num_layers:
+            self.register_buffer("prediction_loss", torch.zeros(()), persistent=False)
         for name in ("frequencies", "window_frequencies"):
             self.register_buffer(name, torch.empty(rope.count_rotary_channels(spec) // 2), persistent=False)
 
@@ -335,7 +343,17 @@ class Transformer(nn.Module):
             index, memory = len(self.layers) + depth - 1, self.activations
             hidden_BSD = memory.run_layer(index, prediction, *args) if memory else prediction(*args)
             losses.append(self._compute_loss(hidden_BSD, shift_tokens(targets_BS, depth, examples_BS), scale))
-        return torch.stack(losses).mean() * self.prediction_loss_factor
+        loss = torch.stack(losses).mean()
+        self.prediction_loss += loss.detach()
+        return loss * self.prediction_loss_factor
+
+    def take_prediction_loss(self) -> Tensor | None:
+        """`scale` x the summed loss of the layers of multi-token prediction since the last call; None without them."""
+        if not self.spec.mtp_num_layers:
+            return None
+        taken = self.prediction_loss.clone()
+        self.prediction_loss.zero_()
+        return taken
 
     def _build_masks(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor | None]:
         """The mask of this process's queries for the layers with each window; None for all keys that are not later."""

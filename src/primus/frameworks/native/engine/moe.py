@@ -147,7 +147,7 @@ class Router(nn.Module):
     balance_bias: Tensor
     """Added to the scores when experts are chosen, and only then; float32 [E], no gradient."""
     load: Tensor
-    """Tokens of each expert since the biases were last changed."""
+    """Tokens of each expert in this step, int64 [E + 1]; the last number counts passes whose logits are not finite."""
 
     def __init__(self, spec: ModelSpec, axis: Axis) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Router(nn.Module):
         self.is_balanced = spec.moe_router_enable_expert_bias
         if self.is_balanced:
             self.register_buffer("balance_bias", torch.zeros(self.num_experts))
-            self.register_buffer("load", torch.zeros(self.num_experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("load", torch.zeros(self.num_experts + 1, dtype=torch.int64), persistent=False)
 
     def forward(self, x_TD: Tensor, loss_weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Scores and experts of each token, both [T, K], and how many tokens each expert has, [E]."""
@@ -169,8 +169,8 @@ class Router(nn.Module):
         chosen = experts_TK.flatten()
         counts_E = torch.zeros(self.num_experts, dtype=torch.int64, device=chosen.device)
         counts_E = counts_E.scatter_add(0, chosen, torch.ones_like(chosen))
-        if self.is_balanced and torch.is_grad_enabled():
-            self.load += counts_E
+        if torch.is_grad_enabled():
+            self.load += torch.cat((counts_E, (~logits_TE.detach().isfinite().all()).long().unsqueeze(0)))
         if loss_weight is not None and (self.spec.moe_aux_loss_coeff or self.z_loss_coeff):
             loss = self._compute_loss(logits_TE, counts_E) * loss_weight
             scores_TK = add_loss(scores_TK, loss)
@@ -310,28 +310,34 @@ def apply_router_settings(model: nn.Module, settings: RouterSettings) -> None:
 
 def fill_buffers(model: nn.Module) -> None:
     """Fill what a model that was on the meta device lacks: biases and loads are zero before the first step."""
-    for router in list_balanced_routers(model):
-        router.balance_bias.zero_()
+    for router in list_routers(model):
         router.load.zero_()
+        if router.is_balanced:
+            router.balance_bias.zero_()
 
 
 @torch.no_grad()
-def update_balance_biases(routers: Sequence[Router], skipped: Tensor, stage: Axis) -> None:
-    """Raise the biases of experts with less than the mean load, and lower the others, unless the step was `skipped`.
+def end_routing(routers: Sequence[Router], skipped: Tensor, stage: Axis) -> Tensor | None:
+    """The loads of a step, of all its processes, [N, E + 1]; begins those of the next one. The last number of a router
+    is that of this process.
 
-    By moe_router_bias_update_rate x sign(mean load - load), as Megatron-LM's `get_updated_expert_bias` (DeepSeek-V3,
-    arXiv 2412.19437, section 2.1.2). All processes of `stage` must call it.
+    Raises the biases of experts with less than the mean load, and lowers the others, unless the step was `skipped`: by
+    moe_router_bias_update_rate x sign(mean load - load), as Megatron-LM's `get_updated_expert_bias` (DeepSeek-V3, arXiv
+    2412.19437, section 2.1.2). All processes of `stage` must call it.
     """
     if not routers:
-        return
-    loads_NE = torch.stack([router.load for router in routers])
+        return None
+    loads_NE, failures_N = (
+        part.clone() for part in torch.stack([router.load for router in routers]).tensor_split([-1], 1)
+    )
     if stage.size > 1:
         dist.all_reduce(loads_NE, group=stage.group)
-    loads_NE = loads_NE.double()
-    changes_NE = (loads_NE.mean(1, keepdim=True) - loads_NE).sign() * ~skipped
+    changes_NE = (loads_NE.double().mean(1, keepdim=True) - loads_NE).sign() * ~skipped
     for router, change_E in zip(routers, changes_NE, strict=True):
-        router.balance_bias += change_E * router.bias_update_rate
+        if router.is_balanced:
+            router.balance_bias += change_E * router.bias_update_rate
         router.load.zero_()
+    return torch.cat((loads_NE, failures_N), 1)
 
 
 def iterate_balance_biases(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -339,6 +345,6 @@ def iterate_balance_biases(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, bias) for name, bias in model.named_buffers() if name.endswith("router.balance_bias"))
 
 
-def list_balanced_routers(model: nn.Module) -> list[Router]:
-    """The routers whose biases balance the load."""
-    return [module for module in model.modules() if isinstance(module, Router) and module.is_balanced]
+def list_routers(model: nn.Module) -> list[Router]:
+    """The routers of a model, the first layer's first."""
+    return [module for module in model.modules() if isinstance(module, Router)]

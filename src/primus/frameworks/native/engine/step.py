@@ -18,7 +18,7 @@ from primus.frameworks.native.engine.loss import count_targets
 from primus.frameworks.native.engine.loss_scale import LossScale
 from primus.frameworks.native.engine.memory import keep_freed_memory
 from primus.frameworks.native.engine.model import Transformer
-from primus.frameworks.native.engine.moe import Router, list_balanced_routers, update_balance_biases
+from primus.frameworks.native.engine.moe import Router, end_routing, list_routers
 from primus.frameworks.native.engine.pipeline import Batch, Pipeline
 from primus.frameworks.native.engine.placement import PlacedWeight
 from primus.frameworks.native.engine.spikes import LossWindow
@@ -51,8 +51,8 @@ class Trainable:
     """Finds the steps whose loss is a spike; None if spikes are steps like others."""
     timer: PassTimer | None = None
     """Measures the passes."""
-    balanced_routers: Sequence[Router] = ()
-    """Routers whose biases change after each step."""
+    routers: Sequence[Router] = ()
+    """Of the model."""
     loss_scale: LossScale | None = None
     """Factor of the loss in the passes, for gradients in float16."""
     count: Callable[[Batch], Tensor] = lambda batch: count_targets(batch[1])
@@ -65,6 +65,10 @@ class StepResult:
 
     values: Tensor
     """[loss, grad norm, NONFINITE, SPIKE or OVERFLOW if skipped else 0, tokens], float64."""
+    routing: Tensor | None = None
+    """See `moe.end_routing`; None without experts."""
+    prediction_loss: Tensor | None = None
+    """Mean loss of the layers of multi-token prediction; None without them."""
 
     @property
     def loss(self) -> float:
@@ -125,7 +129,7 @@ def allocate_model(model: Transformer, *, device: torch.device, compile: bool) -
         model.to(device)
     loss = torch.compile(model) if compile and model.layout.losses is None else model
     pipeline = Pipeline(model, device) if model.layout.pipeline.size > 1 else None
-    return Trainable(model, loss, device, pipeline, balanced_routers=list_balanced_routers(model))
+    return Trainable(model, loss, device, pipeline, routers=list_routers(model))
 
 
 def train_step(
@@ -170,8 +174,12 @@ def train_step(
         skipped = torch.where(overflows, OVERFLOW, skipped)
         loss_scale.update(overflows, skipped != 0)
     _apply_update(optimizer, learning_rate, divisor, skipped != 0)
-    update_balance_biases(trainable.balanced_routers, skipped != 0, layout.stage)
-    return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
+    routing = end_routing(trainable.routers, skipped != 0, layout.stage)
+    further = trainable.model.take_prediction_loss()
+    if further is not None:
+        further = _sum_over(layout.losses, further) / scaled_by
+    values = torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)])
+    return StepResult(values, routing, further)
 
 
 def _run_passes(trainable: Trainable, micro_batches: Sequence[Batch], scale: Tensor) -> Tensor:
