@@ -76,8 +76,8 @@ those of one token in training at {sequence} tokens, counted as Megatron-LM does
 ignored).
 
 `framework: native` trains the dense Llama and Qwen models, Mixtral, the mixtures of experts (MoE) of Qwen3,
-DeepSeek V2 and V3, Kimi K2 and gpt-oss, Gemma 2 and 3 and OLMo 2. It rejects the others: Llama 4, Gemma 4, state-space
-and linear attention; their presets load and are counted. Names ending in `-fp8` set `fp8: e4m3`.
+DeepSeek V2 and V3, Kimi K2 and gpt-oss, Gemma 2 and 3, OLMo 2, Phi-3 and Phi-4. It rejects the others: Llama 4,
+Gemma 4, state-space and linear attention; their presets load and are counted. Names ending in `-fp8` set `fp8: e4m3`.
 
 {table}
 

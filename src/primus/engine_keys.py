@@ -124,7 +124,7 @@ def list_unwritable_keys(folder: Path, model: ModelSpec) -> dict[str, str]:
     return {
         key: rule.unwritable if isinstance(rule.unwritable, str) else rule.refused
         for key, rule in read_key_rules(folder).items()
-        if rule.unwritable and getattr(model, key) != DEFAULTS.get(key)
+        if rule.unwritable and getattr(model, key) not in (DEFAULTS.get(key), *rule.accepts)
     }
 
 

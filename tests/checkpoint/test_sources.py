@@ -105,6 +105,27 @@ def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
     assert convert(hub, tmp_path / "native", "native").spec == spec
 
 
+@pytest.mark.parametrize(
+    ("text", "vision"), [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")]
+)
+def test_the_language_model_of_a_multimodal_one_is_read(text: str, vision: str, tmp_path: Path) -> None:
+    """The names of published files of Gemma 3, and those that transformers 5 writes."""
+    gemma = {"zero_centered_norms": True, "scale_embeddings": True, "post_layernorm": True, "ffn_activation": "gelu"}
+    gemma |= {"qk_layernorm": True, "untie_embeddings_and_output_weights": False, "hybrid_layer_pattern": "W*"}
+    gemma |= {"query_pre_attn_scalar": 10, "window_rotary_base": 100.0, "rope_type": "linear"}
+    spec = make_spec(**gemma, window_size=4, rotary_scaling_factor=8.0)
+    tensors = draw_hub_tensors(spec)
+    folder = write(tensors, spec, tmp_path / "whole", TargetSettings("huggingface"))
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({"model_type": "gemma3", "vision_config": {}, "text_config": config}))
+    others = {f"{vision}embeddings.weight": torch.ones(2), f"{vision}post_layernorm.weight": torch.ones(2)}
+    save(folder, {text + name.removeprefix("model."): each for name, each in tensors.items()} | others)
+    opened = open_checkpoint(str(folder))
+    assert opened.spec == spec
+    for name, tensor in tensors.items():
+        assert torch.equal(opened.weights.read(name), tensor), name
+
+
 def test_a_checkpoint_that_says_sizes_only_is_not_converted_without_its_model(tmp_path: Path) -> None:
     spec = make_spec(rotary_base=500_000)
     native = write(draw_hub_tensors(spec), spec, tmp_path / "native", TargetSettings("native"))

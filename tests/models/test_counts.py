@@ -63,6 +63,13 @@ PUBLISHED = {
     "gemma2_27B": 27_227_128_320,
     "gemma3_270M": 268_098_176,
     "gemma3_1B": 999_885_952,
+    # Their text parts: without embeddings 3,209M, 10,759M and 25,600M (Gemma 3 report, table 1)
+    "gemma3_4B": 3_880_263_168,
+    "gemma3_12B": 11_766_034_176,
+    "gemma3_27B": 27_009_346_304,
+    "phi3_mini_4K": 3_821_079_552,
+    "phi3_medium_4K": 13_960_238_080,
+    "phi4_14B": 14_659_507_200,
     "olmo2_1B": 1_484_916_736,
     "olmo2_7B": 7_298_617_344,
     "olmo2_13B": 13_716_198_400,

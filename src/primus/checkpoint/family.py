@@ -49,6 +49,7 @@ LAYER_CONDITIONS = ("dense", "moe", "mtp")
 """What `when:` may ask of a layer: its feed-forward, or whether it is one of multi-token prediction."""
 
 UNSUPPORTED = {
+    "packed_projections": "queries, keys and values in one matrix",
     "hybrid_layer_pattern": "layers of several kinds",
     "attention_output_gate": "gated attention",
     "qk_layernorm_across_heads": "query and key norms across heads",
@@ -368,10 +369,12 @@ def _compute_symbols(spec: ModelSpec) -> dict[str, int]:
         "hidden": spec.hidden_size,
         "two_hidden": 2 * spec.hidden_size,
         "ffn": spec.ffn_hidden_size,
+        "two_ffn": 2 * spec.ffn_hidden_size,
         "heads": heads,
         "head": head,
         "query": heads * head,
         "key_value": counts.num_query_groups(spec) * head,
+        "query_key_value": (heads + 2 * counts.num_query_groups(spec)) * head,
         "experts": spec.num_experts or 0,
         "expert_ffn": counts.expert_ffn_size(spec),
         "two_expert_ffn": 2 * counts.expert_ffn_size(spec),

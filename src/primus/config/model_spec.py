@@ -58,16 +58,18 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Bias on the query, key and value projections (Qwen2.5)."""
     add_bias_linear: bool = False
     """Bias on every projection, the router and the experts as well (gpt-oss)."""
+    packed_projections: bool = False
+    """Published weights have queries, keys and values in one matrix, and gate and up in one (Phi-3)."""
     qk_layernorm: bool = False
     """RMSNorm on queries and keys of each head (Qwen3)."""
     rotary_base: PositiveFloat = 10000.0
     """Theta of rotary position embedding."""
     window_rotary_base: PositiveFloat | None = None
     """Theta of the layers with a window, whose frequencies are not scaled (Gemma 3); rotary_base when null."""
-    rope_type: Literal["default", "llama3", "yarn"] = "default"
+    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     """How rotary frequencies are scaled for long contexts."""
     rotary_scaling_factor: PositiveFloat = 1.0
-    """Scaling factor of llama3 or yarn rope."""
+    """Scaling factor of linear, llama3 or yarn rope."""
     rope_low_freq_factor: PositiveFloat = 1.0
     """Llama 3 rope: wavelengths longer than original length / this are fully scaled."""
     rope_high_freq_factor: PositiveFloat = 4.0

@@ -172,7 +172,9 @@ def _find_latent_attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
 
 def _find_rope_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.rope_type == "default" and spec.rotary_scaling_factor != 1.0:
-        yield ModelProblem("rotary_scaling_factor", "rope_type default does not scale", "set rope_type: llama3 or yarn")
+        yield ModelProblem(
+            "rotary_scaling_factor", "rope_type default does not scale", "set rope_type: linear, llama3 or yarn"
+        )
     if spec.rope_type == "llama3" and spec.rope_low_freq_factor >= spec.rope_high_freq_factor:
         text = f"{spec.rope_low_freq_factor} is not below rope_high_freq_factor {spec.rope_high_freq_factor}"
         yield ModelProblem("rope_low_freq_factor", text, "Llama 3 uses 1 and 4")

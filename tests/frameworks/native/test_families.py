@@ -49,6 +49,10 @@ GEMMA |= {"untie_embeddings_and_output_weights": False, "query_pre_attn_scalar":
 FAMILIES |= {
     "gemma2": {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "hybrid_layer_pattern": "W*"},
     "gemma3_text": {**GEMMA, "qk_layernorm": True, "window_rotary_base": 100.0, "hybrid_layer_pattern": "W*"},
+    # As the models above 1B: the layers without a window have scaled frequencies.
+    "gemma3_text scaled": {**GEMMA, "qk_layernorm": True, "window_rotary_base": 100.0, "hybrid_layer_pattern": "W*"}
+    | {"rope_type": "linear", "rotary_scaling_factor": 8.0},
+    "phi3": {"packed_projections": True, "window_size": 5, "kv_channels": None},
     "olmo2": {"pre_layernorm": False, "post_layernorm": True, "qk_layernorm": True, "qk_layernorm_across_heads": True}
     | {"kv_channels": None},
 }

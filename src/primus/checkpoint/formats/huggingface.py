@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,6 +34,8 @@ PICKLES = "pytorch_model*.bin"
 HEAD = "lm_head.weight"
 BASE_PREFIX = "model."
 """Of all weights except the head; transformers' models without a head (`AutoModel`) save names without it."""
+OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+"""Beginnings of names in files of a multimodal model that its language model does not have (Gemma 3)."""
 SAME_WEIGHTS = {"MistralForCausalLM": "LlamaForCausalLM"}
 """Classes in transformers whose weights have the names and shapes of another class."""
 
@@ -176,7 +179,11 @@ def check_copies(weights: WeightReader, where: str) -> None:
 
 
 def map_hub_names(found: Collection[str], shapes: Collection[str]) -> dict[str, str]:
-    """The names in a file by hub name, behind the prefix of a wrapper, or without that of a model with a head."""
+    """The names in a file by hub name, behind the prefix of a wrapper, or without that of a model with a head.
+
+    Of a multimodal model, those of its language model.
+    """
+    found = [name for name in found if not OTHER_PARTS.match(name)]
     first = next(iter(shapes))
     if first in found:
         return {name: name for name in found}

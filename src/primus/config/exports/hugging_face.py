@@ -94,7 +94,7 @@ def _write_shape(model: ModelSpec) -> dict[str, object]:
 def _write_scaling(model: ModelSpec) -> dict[str, object] | None:
     if model.rope_type == "default":
         return None
-    names = imports.LLAMA3 if model.rope_type == "llama3" else imports.YARN
+    names = imports.SCALINGS[model.rope_type]
     skipped = () if model.multi_latent_attention else ("mscale", "mscale_all_dim")
     kept = {theirs: ours for theirs, ours in names.items() if theirs not in skipped}
     return {"rope_type": model.rope_type, **_write_keys(model, kept)}
@@ -114,8 +114,7 @@ def _write_mistral(model: ModelSpec) -> dict[str, object]:
 
 
 def _write_qwen2(model: ModelSpec) -> dict[str, object]:
-    if find_head_width(model) * model.num_attention_heads != model.hidden_size:
-        raise UsageError("kv_channels: qwen2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
+    _check_head_width(model, "qwen2")
     return {"use_sliding_window": False}
 
 
@@ -147,9 +146,20 @@ def _write_gemma3(model: ModelSpec) -> dict[str, object]:
 
 
 def _write_olmo2(model: ModelSpec) -> dict[str, object]:
-    if find_head_width(model) * model.num_attention_heads != model.hidden_size:
-        raise UsageError("kv_channels: olmo2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
+    _check_head_width(model, "olmo2")
     return {"attention_bias": False}
+
+
+def _write_phi3(model: ModelSpec) -> dict[str, object]:
+    _check_head_width(model, "phi3")
+    # The class pads with token 32000 unless it is told otherwise, which a smaller vocabulary lacks.
+    return {"sliding_window": model.window_size, "pad_token_id": None}
+
+
+def _check_head_width(model: ModelSpec, family: str) -> None:
+    if find_head_width(model) * model.num_attention_heads != model.hidden_size:
+        problem = f"kv_channels: {family} has heads of hidden_size / num_attention_heads"
+        raise UsageError(problem, "set kv_channels: null")
 
 
 def _write_qwen3_moe(model: ModelSpec) -> dict[str, object]:
@@ -264,6 +274,7 @@ FAMILIES: dict[str, _Family] = {
         frozenset({"pre_layernorm", "post_layernorm", "qk_layernorm", "qk_layernorm_across_heads"}),
         _write_olmo2,
     ),
+    "phi3": (lambda m: m.packed_projections, frozenset({"packed_projections", "window_size"}), _write_phi3),
     "qwen3": (lambda m: m.qk_layernorm and m.num_experts is None, frozenset({"qk_layernorm"}), _write_qwen3),
     "qwen2": (lambda m: m.add_qkv_bias and m.num_experts is None, frozenset({"add_qkv_bias"}), _write_qwen2),
     "mistral": (
@@ -282,6 +293,7 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

@@ -309,13 +309,11 @@ def _read_rope(file: HuggingFaceFile) -> None:
     scaling.pop("type", None)
     if kind in _PLAIN_ROPES:
         pass
-    elif kind == "llama3":
-        _read_scaling(file, kind, scaling, LLAMA3)
-    elif kind == "yarn":
-        _read_scaling(file, kind, scaling, YARN)
+    elif kind in SCALINGS:
+        _read_scaling(file, kind, scaling, SCALINGS[kind])
     else:
         file.target.add_other(
-            f"{key}.rope_type", kind, "primus scales rope by llama3 or yarn; the frequencies stay unscaled"
+            f"{key}.rope_type", kind, "primus scales rope by linear, llama3 or yarn; the frequencies stay unscaled"
         )
     for rest, value in scaling.items():
         file.target.add_other(
@@ -342,6 +340,8 @@ YARN = {
     "truncate": "yarn_correction_range_round_to_int",
 }
 """Keys of yarn."""
+SCALINGS = {"linear": {"factor": "rotary_scaling_factor"}, "llama3": LLAMA3, "yarn": YARN}
+"""Keys of each kind of rope scaling."""
 
 
 def _choose_layer_kind(file: HuggingFaceFile, key: str, scaling: dict[str, ConfigValue]) -> dict[str, ConfigValue]:

@@ -37,6 +37,7 @@ def read_seed_oss(file: HuggingFaceFile) -> None:
 
 def read_phi3(file: HuggingFaceFile) -> None:
     file.take("original_max_position_embeddings")  # of the scaling, which is reported
+    file.set_keys(packed_projections=True)
     read_mistral(file)
 
 

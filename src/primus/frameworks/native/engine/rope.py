@@ -24,6 +24,8 @@ def compute_frequencies(spec: ModelSpec, channels: int) -> Tensor:
     frequencies_R = 1.0 / spec.rotary_base**exponents_R
     if spec.rope_type == "yarn":
         return _scale_yarn_frequencies(frequencies_R, spec)
+    if spec.rope_type == "linear":  # positions are divided (arXiv 2306.15595, equation 4)
+        return frequencies_R / spec.rotary_scaling_factor
     return _scale_llama3_frequencies(frequencies_R, spec) if spec.rope_type == "llama3" else frequencies_R
 
 
