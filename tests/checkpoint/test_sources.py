@@ -67,7 +67,7 @@ def read_all(folder: Path) -> dict[str, Tensor]:
 
 
 def test_a_folder_of_hugging_face_keeps_what_its_config_says_besides_the_model(hub: Path, tmp_path: Path) -> None:
-    rope = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 4.0}
     others = {"eos_token_id": [7, 9], "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
     quantized = {"quantization_config": {"quant_method": "fp8"}, "dtype": "bfloat16"}
     before = change_config(hub, model_type="qwen2", architectures=["Qwen2ForCausalLM"], rope_parameters=rope, **others)
