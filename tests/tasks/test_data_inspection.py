@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +93,7 @@ def test_a_mistake_ends_with_2(run: Run, words: list[str]) -> None:
         (["PREFIX", "--world-size", "3"], "--world-size"),
         (["--run", "r", "--step", "3", "--set", "seed=1"], "--set"),
         (["--run", "r", "--step", "3", "--samples", "1"], "--samples"),
-        (["--config", "e.yaml", "--step", "3", "--output", "x.svg"], "--output"),
+        (["--config", "e.yaml", "--step", "3", "--samples", "1"], "--samples"),
         (["--config", "e.yaml", "--step", "3", "--workspace", "x"], "--workspace"),
     ],
 )
@@ -231,3 +233,11 @@ def test_a_step_of_fine_tuning_shows_prompts_answers_and_what_counts(run: Run, t
     code, text = run(*words)
     assert f"  {len(counted)} of 256 predictions count in the loss\n" in text and "padding" in text
     assert f": row {answer['row']}, counts\n    {answer['text']}\n" in text
+    assert re.match(r"\S+rows.jsonl: 9 examples, \d+ tokens, of which 27 \(\d+.\d%\) count in the loss\n", text)
+    page = tmp_path / "page.html"
+    assert run(*words, "--output", str(page), "--set", "allow_mask_problems=true")[0] == 0
+    shown = re.findall(r'<span class="counted" title="token \d+: counts">(.*?)</span>', page.read_text())
+    assert [html.unescape(token) for token in shown] == answer["pieces"] == ["a", str(answer["row"] - 1), "<|im_end|>"]
+    # What a run refuses is shown, with the reason.
+    code, text = run(*words, "--set", "seq_length=21")
+    assert code == 0 and "problem: 9 of 9 answers do not fit into seq_length 21" in text

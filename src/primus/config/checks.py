@@ -13,7 +13,13 @@ from primus.config.load import Resolved
 from primus.config.schedule import find_decay_end, find_evaluation_interval, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, ParallelConfig
 from primus.config.text_file import check_has_end
-from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, parse_weighted_prefixes
+from primus.config.token_files import (
+    WITHOUT_VALIDATION_DATA,
+    count_documents,
+    parse_split,
+    parse_weighted_prefixes,
+    parse_weighted_sources,
+)
 from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
 from primus.errors import AbsentFileError, UsageError
 
@@ -186,13 +192,12 @@ def _check_instructions(resolved: Resolved, absent: list[str] | None) -> None:
     """Check that files of instruction data exist, and that a tokenizer and validation data are named."""
     data, origins = resolved.experiment.trainer.data, resolved.origins
     for key in ("sft_data_path", "sft_valid_data_path"):
-        path = getattr(data, key)
-        if path:
+        for path, _ in parse_weighted_sources(getattr(data, key), f"{origins[key]}: {key}"):
             check_has_end(Path(os.path.expanduser(path)), f"{origins[key]}: {key}: {path}")
-        with collect_absent(absent):
-            if path and not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
-                hint = "name a JSONL file, or hf:OWNER/NAME"
-                raise AbsentFileError(f"{origins[key]}: {key}: no such data: {path}", hint)
+            with collect_absent(absent):
+                if not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
+                    hint = "name a JSONL or parquet file, or hf:OWNER/NAME"
+                    raise AbsentFileError(f"{origins[key]}: {key}: no such data: {path}", hint)
     if not data.tokenizer_model:
         raise UsageError(
             f"{origins['sft_data_path']}: sft_data_path needs a tokenizer",

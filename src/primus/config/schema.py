@@ -93,12 +93,19 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     """Prefix or blend of the validation data; a split of the training data when null."""
     test_data_path: str | list[str | float] | None = None
     """Prefix or blend of the test data; a split of the training data when null."""
-    sft_data_path: str | None = None
-    """Instruction data for `train posttrain`: a JSONL file of conversations or prompts and completions, or hf:NAME."""
-    sft_valid_data_path: str | None = None
+    sft_data_path: str | list[str | float] | None = None
+    """Instruction data for `train posttrain`: a JSONL or parquet file of conversations or prompts, hf:NAME, several of
+    them, or a blend: weight, file, ..."""
+    sft_valid_data_path: str | list[str | float] | None = None
     """Instruction data for validation; a split of sft_data_path when null."""
     packed_sequence: bool = False
     """Put several examples of sft_data_path into one sequence; they do not attend to each other."""
+    train_on: Literal["all", "last"] = "all"
+    """Messages of the assistant that count in the loss, where `weight` or `train` of a message does not say it."""
+    truncation: Literal["refuse", "drop", "left", "right"] = "refuse"
+    """Examples longer than seq_length: refuse the data if an answer is cut, drop them, or cut tokens at this end."""
+    allow_mask_problems: bool = False
+    """Train although the check of instruction data finds that nothing counts, no end is learned, or the like."""
     split: str = "99,1,0"
     """Shares of training, validation and test documents, if one prefix serves all."""
     dataloader: Literal["primus", "engine"] = "primus"

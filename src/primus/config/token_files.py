@@ -31,18 +31,26 @@ def parse_weighted_prefixes(given: str | list[str | float] | None, key: str) -> 
         AbsentFileError: A file does not exist.
         UsageError: A weight is missing or not above 0, or a prefix is repeated.
     """
+    found = [(resolve_prefix(word, key), weight) for word, weight in parse_weighted_sources(given, key)]
+    twice = [path for path, times in Counter(path.resolve() for path, _ in found).items() if times > 1]
+    if twice:
+        raise UsageError(f"{key}: {twice[0]} is named twice", "give it once, with the sum of its weights")
+    return found
+
+
+def parse_weighted_sources(given: str | list[str | float] | None, key: str) -> list[tuple[str, float | None]]:
+    """Names with their weights, in the forms of `parse_weighted_prefixes`.
+
+    Raises:
+        UsageError: A weight is missing or not above 0.
+    """
     if not given:
         return []
     words = _split_words(given) if isinstance(given, str) else list(given)
     numbers = [_parse_number(word) for word in words]
     if all(number is None for number in numbers):
-        found: list[tuple[Path, float | None]] = [(resolve_prefix(str(word), key), None) for word in words]
-    else:
-        found = [(resolve_prefix(prefix, key), weight) for prefix, weight in _parse_blend(words, numbers, key)]
-    twice = [path for path, times in Counter(path.resolve() for path, _ in found).items() if times > 1]
-    if twice:
-        raise UsageError(f"{key}: {twice[0]} is named twice", "give it once, with the sum of its weights")
-    return found
+        return [(str(word), None) for word in words]
+    return [(prefix, weight) for prefix, weight in _parse_blend(words, numbers, key)]
 
 
 def resolve_prefix(given: str, key: str) -> Path:
@@ -120,12 +128,13 @@ def _parse_blend(words: list[str | float], numbers: list[float | None], key: str
 
 
 def _split_words(given: str) -> list[str | float]:
-    return [given] if len(given.split()) == 1 or _has_files(Path(os.path.expanduser(given))) else list(given.split())
+    is_one = len(given.split()) == 1 or _has_files(Path(os.path.expanduser(given)), (".idx", ".bin", ""))
+    return [given] if is_one else list(given.split())
 
 
-def _has_files(prefix: Path) -> bool:
+def _has_files(prefix: Path, suffixes: Sequence[str] = (".idx", ".bin")) -> bool:
     try:
-        return any((prefix.parent / f"{prefix.name}{suffix}").exists() for suffix in (".idx", ".bin"))
+        return any((prefix.parent / f"{prefix.name}{suffix}").exists() for suffix in suffixes)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # a long blend in one string
             return False

@@ -7,8 +7,12 @@ from primus.data.instruction.preference_settings import learns_preferences
 from primus.data.training.dataset import Datasets, open_datasets
 
 
-def open_samples(trainer: Trainer) -> Datasets:
+def open_samples(trainer: Trainer, *, refuses: bool = True) -> Datasets:
     """The samples for training, validation and test.
+
+    Args:
+        trainer: Names the data.
+        refuses: Whether instruction data is refused in which the check of what counts finds a problem.
 
     Raises:
         UsageError: The settings contradict each other, or a file is missing or damaged.
@@ -19,6 +23,6 @@ def open_samples(trainer: Trainer) -> Datasets:
 
         are_pairs = learns_preferences(trainer.backend_args)
         return open_instruction_datasets(
-            trainer.data, vocab_size, training.seq_length, training.seed, are_pairs=are_pairs
+            trainer.data, vocab_size, training.seq_length, training.seed, are_pairs=are_pairs, refuses=refuses
         )
     return open_datasets(trainer.data, vocab_size, training.seq_length, training.seed)

@@ -137,6 +137,11 @@ th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0
 .fail { color: var(--fail); } .badge.fail { background: var(--fail); color: var(--card); border-color: var(--fail); }
 .stacked th, .stacked th.number, .stacked td.number { white-space: normal; }
 details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
+.tokens { max-width: none; white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.9;
+  font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.9em; }
+.tokens span { color: var(--soft); border-bottom: 2px solid var(--line); margin-right: 1px; border-radius: 3px; }
+.tokens .counted { color: var(--ok); border-color: var(--ok); font-weight: 600;
+  background: color-mix(in srgb, var(--ok) 13%, transparent); }
 svg { display: block; max-width: 100%; height: auto; }
 @media screen and (max-width: 30rem) { main { padding-inline: 0.75rem; } }
 @media screen and (max-width: 56rem) {

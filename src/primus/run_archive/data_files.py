@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from primus.checkpoint import folders, manifest
 from primus.config.schema import DataConfig, Trainer
-from primus.config.token_files import parse_weighted_prefixes
+from primus.config.token_files import parse_weighted_prefixes, parse_weighted_sources
 from primus.data.prepare import named_dataset
 from primus.errors import PrimusError, UsageError
 from primus.run_archive.local_paths import IMPORTED_DATA
@@ -18,7 +19,7 @@ from primus.run_archive.manifest import DATA, RUN
 from primus.runs.store import Run
 
 TOKEN_FILES = ("train_data_path", "valid_data_path", "test_data_path")
-SINGLE = ("sft_data_path", "sft_valid_data_path", "tokenizer_model")
+EXAMPLES = ("sft_data_path", "sft_valid_data_path")
 
 
 class AddedFiles(Struct, frozen=True):
@@ -54,15 +55,37 @@ def collect_data(trainer: Trainer, working_folder: Path) -> AddedFiles:
             files |= {f"{DATA}/{place}/{path.name}": path for path in _list_token_files(prefix)}
             words += [*([] if weight is None else [weight]), f"{IMPORTED_DATA}/{place}/{prefix.name}"]
         settings[key] = words
-    for key in SINGLE:
-        given = getattr(data, key)
-        path = working_folder / os.path.expanduser(given) if given else None
-        if path and path.exists():  # a tokenizer may be a name on the hub, which an importer has, too
-            # With the folder of a file, after which the data of a tokenizer.json are named.
-            place = f"{key}/{path.parent.name}/{path.name}" if path.is_file() else f"{key}/{path.name}"
-            files |= _list_tree(path, f"{DATA}/{place}")
-            settings[key] = f"{IMPORTED_DATA}/{place}"
+    for key in EXAMPLES:
+        named: list[str | float] = []
+        for number, (source, weight) in enumerate(parse_weighted_sources(getattr(data, key), key)):
+            added = _collect_file(source, f"{key}/{number}", working_folder)
+            files |= added.files
+            named += [*([] if weight is None else [weight]), added.place or source]
+        if named:
+            settings[key] = named[0] if len(named) == 1 else named
+    if data.tokenizer_model:
+        added = _collect_file(data.tokenizer_model, "tokenizer_model", working_folder)
+        files |= added.files
+        settings["tokenizer_model"] = added.place or data.tokenizer_model
     return AddedFiles(files, settings)
+
+
+class _AddedSource(NamedTuple):
+    """A file or folder that a setting names."""
+
+    files: dict[str, Path]
+    """Source by name in the archive."""
+    place: str
+    """Value of the setting where it is imported; empty for a name on the hub, which an importer has, too."""
+
+
+def _collect_file(given: str, key: str, working_folder: Path) -> _AddedSource:
+    path = working_folder / os.path.expanduser(given)
+    if not path.exists():
+        return _AddedSource({}, "")
+    # With the folder of a file, after which the data of a tokenizer.json are named.
+    place = f"{key}/{path.parent.name}/{path.name}" if path.is_file() else f"{key}/{path.name}"
+    return _AddedSource(_list_tree(path, f"{DATA}/{place}"), f"{IMPORTED_DATA}/{place}")
 
 
 def collect_weights(run: Run, trainer: Trainer, working_folder: Path) -> AddedFiles:

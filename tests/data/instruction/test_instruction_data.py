@@ -156,8 +156,9 @@ def open_data(tmp_path: Path, rows: list[Any], **settings: Any) -> Any:
     if not (tmp_path / "tok").exists():
         write_tokenizer(tmp_path / "tok")
     given = {"split": "100,0,0", "data_path": str(tmp_path / "data"), "tokenizer_model": str(tmp_path / "tok")}
-    config = DataConfig(sft_data_path=write_rows(tmp_path / "rows.jsonl", rows), **given | settings)
-    return open_instruction_datasets(config, vocab_size=300, seq_length=31, seed=1)
+    given["sft_data_path"] = write_rows(tmp_path / "rows.jsonl", rows)
+    length = settings.pop("seq_length", 31)
+    return open_instruction_datasets(DataConfig(**given | settings), vocab_size=300, seq_length=length, seed=1)
 
 
 def test_packing_keeps_each_example_once_and_whole(tmp_path: Path) -> None:
@@ -187,14 +188,30 @@ def test_samples_are_the_same_for_each_process_and_differ_by_epoch(tmp_path: Pat
     assert first.fingerprint != open_data(tmp_path, rows[:-1]).fingerprint
 
 
-def test_examples_without_an_answer_in_reach_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": "p" * 60, "completion": "x"}, {"prompt": "p" * 10, "completion": "y" * 60}]
-    train = open_data(tmp_path, rows).train
-    assert train.samples_per_epoch == 1
-    assert "1 examples have no answer within seq_length" in capsys.readouterr().out
-    assert np.array_equal(train[0][COUNTED], [0] * 10 + [1] * 22)
+def test_long_examples_are_refused_unless_a_policy_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"prompt": "p" * 60, "completion": "x"},
+        {"prompt": "p" * 10, "completion": "y" * 60},
+        {"prompt": "pppp", "completion": "zz"},
+    ]
+    with pytest.raises(UsageError, match="2 of 3 answers do not fit into seq_length 31") as caught:
+        open_data(tmp_path, rows)
+    assert "truncation: drop, right or left" in caught.value.hint
+    whole, end = [0] * 4 + [1] * 3 + [0] * 25, [0] * 10 + [1] * 22
+    for truncation, kept, said in (
+        ("drop", [whole], "2 examples are dropped, 0 are cut"),
+        ("right", [whole, end], "1 examples are dropped, 1 are cut"),
+        # Of the second, nothing predicts the first token that is left.
+        ("left", [whole, [0] * 30 + [1] * 2, [0] + [1] * 31], "0 examples are dropped, 1 are cut"),
+    ):
+        train = open_data(tmp_path, rows, truncation=truncation).train
+        found = [train[number][COUNTED].tolist() for number in range(train.samples_per_epoch)]
+        assert sorted(found) == sorted(kept)
+        assert said in capsys.readouterr().out
     with pytest.raises(UsageError, match="no example has an answer within 32 tokens"):
-        open_data(tmp_path, rows[:1])
+        open_data(tmp_path, rows[:1], truncation="right")
 
 
 def test_validation_is_a_split_or_a_file(tmp_path: Path) -> None:

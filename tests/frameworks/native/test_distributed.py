@@ -6,10 +6,12 @@ import signal
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.data.instruction.test_instruction_data import converse, write_rows, write_tokenizer
 
 from primus.errors import PrimusError
 from primus.runs import events
@@ -100,3 +102,34 @@ def test_random_states_continue_where_they_were() -> None:
 def _join(environ: dict[str, str]) -> None:
     with join_processes(rank=1, local_rank=1, world=2, timeout=timedelta(seconds=2), environ=environ):
         pass
+
+
+def test_the_mean_over_all_answers_is_the_same_under_any_accumulation_and_number_of_processes(
+    tmp_path: Path, make_run: MakeRun, train: Train, start_workers: StartWorkers
+) -> None:
+    """Answers of 1 to 50 tokens, so that a mean of means is another number."""
+    settings = {
+        "mock_data": False,
+        "sft_data_path": write_rows(tmp_path / "rows.jsonl", [converse("q", "x" * (n % 8) ** 2) for n in range(24)]),
+        "data_path": str(tmp_path / "data"),
+        "tokenizer_model": write_tokenizer(tmp_path / "tok"),
+        "split": "100,0,0",
+        "seq_length": 96,
+        "train_iters": 3,
+        "sample_tokens": 0,
+        "global_batch_size": 8,
+        "vocab_size": 512,
+    }
+    whole, four, two = (
+        make_run(name, **settings, micro_batch_size=size) for name, size in (("whole", 8), ("four", 2), ("two", 2))
+    )
+    train(whole)
+    train(four)
+    start_workers(two, world=2).succeed()
+    expected = kinds(whole, "step")
+    assert len(expected) == 3
+    for run in (four, two):
+        for event, other in zip(kinds(run, "step"), expected, strict=True):
+            for key in ("loss", "grad_norm"):
+                # float32 sums in another order
+                assert event[key] == pytest.approx(other[key], rel=2e-5), (run.directory.name, key)

@@ -1,13 +1,13 @@
 """The chat template of a tokenizer: messages as text, and which of it the model writes.
 
-A template is code, so that it runs in a sandbox. Templates for training mark what the model writes by
-`{% generation %}` (transformers, utils/chat_template_utils.py).
+A template is code, so that it runs in a sandbox, which also limits its loops. Templates for training mark what the
+model writes by `{% generation %}` (transformers, utils/chat_template_utils.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from primus.data.instruction.examples import Message
@@ -21,9 +21,16 @@ from primus.data.tokenizers.sibling_files import (
 )
 from primus.errors import UsageError
 
+Tools = list[object] | None
 BEGIN, END = "\ufdd0", "\ufdd1"
 """Around what a template marks; Unicode keeps these two out of texts."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+MOST_ROUNDS = 100_000
+"""Rounds of all loops of a template in one rendering, a second: a thousand messages take some thousands."""
+COUNT_ROUND = "count_round_of_loop"
+"""Name of the function that each round of a loop calls."""
+MOST_CHARACTERS = 10_000_000
+"""Length of a text that a template may make by multiplication."""
 
 
 class ChatTemplate:
@@ -39,36 +46,47 @@ class ChatTemplate:
         self.text = text
         self._name, self._tokens = name, tokens
         self._compiled: Any = None
+        self._rounds = 0
 
-    def render(self, messages: list[Message], adds_answer: bool = False) -> str:
+    def render(self, messages: list[Message], adds_answer: bool = False, tools: Tools = None) -> str:
         """The text of messages; `adds_answer` adds the beginning of an answer.
 
         Raises:
             UsageError: The template is invalid, or refuses the messages.
         """
-        return "".join(text for text, _ in self.render_parts(messages, adds_answer))
+        return "".join(text for text, _ in self.render_parts(messages, adds_answer, tools))
 
-    def render_parts(self, messages: list[Message], adds_answer: bool = False) -> list[tuple[str, bool]]:
+    def render_parts(
+        self, messages: list[Message], adds_answer: bool = False, tools: Tools = None
+    ) -> list[tuple[str, bool]]:
         """The text in parts, and whether the template marks each as written by the model; see `render`."""
-        first, *marked = self._render(messages, adds_answer).split(BEGIN)
+        first, *marked = self._render(messages, adds_answer, tools).split(BEGIN)
         parts = [(first, False)]
         for part in marked:
             written, _, after = part.partition(END)
             parts += [(written, True), (after, False)]
         return [(text, is_marked) for text, is_marked in parts if text]
 
-    def _render(self, messages: list[Message], adds_answer: bool) -> str:
-        import jinja2
-
+    def _render(self, messages: list[Message], adds_answer: bool, tools: Tools) -> str:
         if self._compiled is None:
-            self._compiled = _compile(self._name, self.text)
+            self._compiled = _compile(self._name, self.text, self._count_round)
+        self._rounds = 0
         try:
-            text: str = self._compiled.render(messages=messages, add_generation_prompt=adds_answer, **self._tokens)
-        except jinja2.TemplateError as error:
+            text: str = self._compiled.render(
+                messages=messages, tools=tools, documents=None, add_generation_prompt=adds_answer, **self._tokens
+            )
+        except _list_template_errors() as error:
             raise UsageError(
-                f"{self._name}: its chat template refuses the messages: {error}", "change the data"
+                f"{self._name}: its chat template refuses the messages: {error or type(error).__name__}",
+                "change the data",
             ) from None
         return text
+
+    def _count_round(self) -> str:
+        self._rounds += 1
+        if self._rounds > MOST_ROUNDS:
+            raise OverflowError(f"its loops take more than {MOST_ROUNDS:,} rounds")
+        return ""
 
 
 def read_chat_template(read: ReadFile, name: str) -> ChatTemplate | None:
@@ -102,23 +120,55 @@ def _choose_template(read: ReadFile, config: SiblingConfig) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _compile(name: str, template: str) -> Any:
+def _list_template_errors() -> tuple[type[Exception], ...]:
+    """What the code of a template may raise; RuntimeError is a recursion of its macros."""
+    import jinja2
+
+    common = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+    return (jinja2.TemplateError, *common)
+
+
+def _compile(name: str, template: str, count_round: Callable[[], str]) -> Any:
     """A template as transformers compiles it."""
     import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _build_marker()]
-    )
-    environment.globals["raise_exception"] = raise_exception
+    environment = _build_environment()
+    environment.globals |= {"raise_exception": raise_exception, COUNT_ROUND: count_round}
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise UsageError(f"{name}: its chat template is invalid: {error}", "save the tokenizer again") from None
+
+
+def _build_environment() -> Any:
+    """A sandbox without files to import, in which loops and texts have a limit."""
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class BoundedEnvironment(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(each) if isinstance(each, str | list | tuple) else each for each in (left, right)]
+            if operator == "**" or sizes[0] * sizes[1] > MOST_CHARACTERS:
+                raise OverflowError(f"{operator} makes too much")
+            return super().call_binop(context, operator, left, right)
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            parsed = super()._parse(source, name, filename)
+            for loop in parsed.find_all(nodes.For):
+                count = nodes.Call(nodes.Name(COUNT_ROUND, "load"), [], [], None, None)
+                loop.body.insert(0, nodes.Output([count], lineno=loop.lineno))
+            parsed.set_environment(self)
+            return parsed
+
+    return BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _build_marker()]
+    )
 
 
 def _build_marker() -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ from primus.data.tokenizers.sibling_files import open_siblings
 from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
+TrainOn = Literal["all", "last"]
+"""Which messages of the assistant count, where they do not say it: all, or the last of a conversation."""
+
 
 class EncodedExample(NamedTuple):
     """Tokens of an example."""
@@ -22,6 +27,37 @@ class EncodedExample(NamedTuple):
     tokens: NDArray[np.int64]
     is_counted: NDArray[np.bool_]
     """Whether the prediction of a token counts."""
+    num_lost: int = 0
+    """Answers that do not count because the chat template shortens them when later messages follow."""
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """All examples of a file, one after the other."""
+
+    tokens: NDArray[np.int32]
+    is_counted: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    """First token of each example, and the number of tokens at the end."""
+    num_lost: int
+    """See `EncodedExample`; of all."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> EncodedExample:
+        part = slice(self.starts[number], self.starts[number + 1])
+        return EncodedExample(self.tokens[part].astype(np.int64), self.is_counted[part])
+
+
+def join_examples(found: Sequence[EncodedExample]) -> EncodedExamples:
+    """Examples, at least one, in one piece."""
+    return EncodedExamples(
+        np.concatenate([each.tokens for each in found]).astype(np.int32),
+        np.concatenate([each.is_counted for each in found]),
+        np.asarray([0, *itertools.accumulate(len(each.tokens) for each in found)], dtype=np.int64),
+        sum(each.num_lost for each in found),
+    )
 
 
 class ExampleEncoder:
@@ -29,14 +65,15 @@ class ExampleEncoder:
 
     Args:
         name: Of the tokenizer: a folder or a name on the hub; its chat template renders messages.
+        train_on: Which messages of the assistant count, where they do not say it.
 
     Raises:
         UsageError: The tokenizer does not exist or is damaged.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, train_on: TrainOn = "all") -> None:
         self.tokenizer: Tokenizer = load_tokenizer(name, parse_special_tokens=True, follow_declared=True)
-        self.name = name
+        self.name, self.train_on = name, train_on
         self.template = read_chat_template(open_siblings(name), name)
 
     def encode(self, example: Example, where: str) -> EncodedExample:
@@ -52,9 +89,12 @@ class ExampleEncoder:
             return join_parts([([*begin, *prompt], False), ([*answer, *end], True)])
         if self.template is None:
             raise build_missing_template_error(where, self.name)
-        parts = split_conversation(example.messages, self.template, self.tokenizer.special_strings, where)
+        parts, num_lost = split_conversation(
+            example, self.train_on, self.template, self.tokenizer.special_strings, where
+        )
         # Each part by itself, as a server encodes the prompt before the model continues it.
-        return join_parts([(self.tokenizer.encode(text), counts) for text, counts in parts])
+        joined = join_parts([(self.tokenizer.encode(text), counts) for text, counts in parts])
+        return joined._replace(num_lost=num_lost)
 
     def encode_prompt(self, example: Example, asked: str) -> tuple[str, list[int], list[int]]:
         """A prompt in the form of an example, its ids, and the ids at which an answer to it ends.
@@ -75,47 +115,77 @@ class ExampleEncoder:
         messages = example.messages[: roles.index("assistant")]
         if asked:
             messages = [*(each for each in messages if each["role"] == "system"), {"role": "user", "content": asked}]
-        text = self.template.render(messages, True)
+        text = self.template.render(messages, True, example.tools)
         turn_end = find_turn_end(self.template, self.tokenizer.special_strings)
         return text, self.tokenizer.encode(text), [*ends, *(self.tokenizer.encode(turn_end) if turn_end else ())]
 
 
-def split_conversation(
-    messages: list[Message], template: ChatTemplate, specials: Sequence[str], where: str
-) -> list[tuple[str, bool]]:
-    """The text of a conversation in parts, and whether each is an answer with the token that ends it.
+def list_trained_messages(example: Example, train_on: TrainOn) -> list[int]:
+    """The messages of a conversation that count: those that say so, and those that `train_on` chooses."""
+    assert example.messages is not None
+    answers = [number for number, message in enumerate(example.messages) if message["role"] == "assistant"]
+    chosen, marks = answers if train_on == "all" else answers[-1:], dict(enumerate(example.trained))
+    said = {number: marks.get(number) for number in answers}
+    return [number for number, mark in said.items() if (number in chosen if mark is None else mark)]
 
-    What a template writes behind that token, such as a newline, is not of the answer: a model that is asked stops
-    before it.
+
+def split_conversation(
+    example: Example, train_on: TrainOn, template: ChatTemplate, specials: Sequence[str], where: str
+) -> tuple[list[tuple[str, bool]], int]:
+    """The text of a conversation in parts, with whether each counts; and the number of answers that are lost.
+
+    An answer counts with the token that ends it. What a template writes behind that token, such as a newline, is not
+    of the answer: a model that is asked stops before it.
 
     Args:
-        messages: The conversation.
+        example: The conversation.
+        train_on: See `list_trained_messages`.
         template: Renders it.
         specials: Special tokens, one of which may end an answer.
         where: The row, for messages.
 
     Raises:
-        UsageError: The template changes earlier messages when later ones follow, so that answers have no place.
+        UsageError: The template changes the last answer, or its marks belong to no messages.
     """
-    marked = template.render_parts(messages)
-    if any(is_answer for _, is_answer in marked):
-        return marked
-    whole, position = "".join(text for text, _ in marked), 0
+    assert example.messages is not None
+    messages, trained = example.messages, list_trained_messages(example, train_on)
+    rendered = template.render_parts(messages, tools=example.tools)
+    if any(is_marked for _, is_marked in rendered):
+        return _choose_marked(rendered, messages, trained, where), 0
+    whole, position, num_lost = "".join(text for text, _ in rendered), 0, 0
     parts: list[tuple[str, bool]] = []
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, after = template.render(messages[:number], True), template.render(messages[: number + 1])
+    for number in trained:
+        before = template.render(messages[:number], True, example.tools)
+        after = template.render(messages[: number + 1], False, example.tools)
         if not (whole.startswith(after) and after.startswith(before)):
-            if number == len(messages) - 1 or position:
-                raise _build_template_error(where)
-            continue  # an earlier answer that the template shortens: only the later ones count
+            if number == len(messages) - 1:
+                raise UsageError(
+                    f"{where}: the chat template changes earlier messages, so that answers cannot be told from prompts",
+                    "write one row for each answer: prompt (a list of messages) and completion",
+                )
+            num_lost += 1  # an earlier answer that the template shortens: only the later ones count
+            continue
         answer = cut_after_end(after[len(before) :], specials)
         parts += [(whole[position : len(before)], False), (answer, True)]
         position = len(before) + len(answer)
-    if not parts:
-        raise _build_template_error(where)
-    return [(text, counts) for text, counts in [*parts, (whole[position:], False)] if text]
+    return [(text, counts) for text, counts in [*parts, (whole[position:], False)] if text], num_lost
+
+
+def _choose_marked(
+    rendered: list[tuple[str, bool]], messages: list[Message], trained: list[int], where: str
+) -> list[tuple[str, bool]]:
+    """What a template marks as written by the model, of the trained messages only."""
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if trained == answers:
+        return rendered
+    num_marked = sum(is_marked for _, is_marked in rendered)
+    if num_marked != len(answers):
+        raise UsageError(
+            f"{where}: the chat template marks {num_marked} parts of {len(answers)} answers, of which not all count",
+            "mark each answer once in the template ({% generation %}), or train on all answers",
+        )
+    counts = iter([number in trained for number in answers])
+    return [(text, is_marked and next(counts)) for text, is_marked in rendered]
 
 
 def cut_after_end(text: str, specials: Sequence[str]) -> str:
@@ -132,13 +202,6 @@ def find_turn_end(template: ChatTemplate, specials: tuple[str, ...]) -> str:
         return ""
     text = cut_after_end(text, specials)
     return max((token for token in specials if text.endswith(token)), key=len, default="")
-
-
-def _build_template_error(where: str) -> UsageError:
-    return UsageError(
-        f"{where}: the chat template changes earlier messages, so that answers cannot be told from prompts",
-        "write one row for each answer: prompt (a list of messages) and completion",
-    )
 
 
 def join_parts(parts: list[tuple[list[int], bool]]) -> EncodedExample:

@@ -1,4 +1,4 @@
-"""Check the rows of instruction data before a launch, without a tokenizer's library."""
+"""Check the rows of instruction data before a launch: their form without a tokenizer, and what counts with one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from primus.config.schema import DataConfig
+from primus.config.schema import DataConfig, Trainer
+from primus.config.token_files import parse_weighted_sources
 from primus.data.instruction.chat_template import build_missing_template_error, read_chat_template
 from primus.data.instruction.examples import HUB, Message, read_examples
 from primus.data.instruction.pairs import read_pairs
@@ -15,6 +16,8 @@ from primus.data.tokenizers.sibling_files import open_siblings
 
 CHECKED_ROWS = 10_000
 """Rows of a file that are read: 0.1 s."""
+ENCODED_ROWS = 200
+"""Rows of a file that are tokenized: 0.1 s."""
 
 
 def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
@@ -31,7 +34,7 @@ def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
         UsageError: A row is damaged, in none of the known forms, or a conversation without a chat template.
     """
     notes = []
-    for source in filter(None, (data.sft_data_path, data.sft_valid_data_path)):
+    for source in list_sources(data):
         if source.startswith(HUB):
             notes.append(f"{source}: its rows are checked when training begins, not before the launch")
             continue
@@ -44,6 +47,44 @@ def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
         if next(rows, None) is not None:
             notes.append(f"{source}: rows after {CHECKED_ROWS:,} are checked when training begins")
     return notes
+
+
+def check_first_masks(trainer: Trainer) -> list[str]:
+    """Check what counts in the first rows of local files, as the workers do with all; needs the tokenizer.
+
+    Returns:
+        Notes on the rows.
+
+    Raises:
+        UsageError: The check finds a problem.
+    """
+    from primus.data.instruction.dataset import encode_rows
+    from primus.data.instruction.encode import ExampleEncoder, join_examples
+    from primus.data.instruction.mask_check import check_masks, refuse_problems
+    from primus.data.instruction.preference_settings import learns_preferences
+
+    data, notes = trainer.data, list[str]()
+    if data.tokenizer_model is None or not Path(os.path.expanduser(data.tokenizer_model)).exists():
+        return [] if data.tokenizer_model is None else [f"{data.tokenizer_model}: not on this machine; masks unchecked"]
+    encoder, are_pairs = ExampleEncoder(data.tokenizer_model, data.train_on), learns_preferences(trainer.backend_args)
+    for source in list_sources(data):
+        if source.startswith(HUB):
+            continue
+        encoded = list(islice(encode_rows(source, encoder, are_pairs=are_pairs), ENCODED_ROWS))
+        if not encoded:
+            continue
+        length = trainer.training.seq_length
+        report = check_masks(source, join_examples(encoded), encoder, length, data.truncation, are_pairs=are_pairs)
+        if not data.allow_mask_problems:
+            refuse_problems(report)
+        notes += report.list_notes()
+    return notes
+
+
+def list_sources(data: DataConfig) -> list[str]:
+    """The files of instruction data, and names on the hub."""
+    given = {"sft_data_path": data.sft_data_path, "sft_valid_data_path": data.sft_valid_data_path}
+    return [source for key, value in given.items() for source, _ in parse_weighted_sources(value, key)]
 
 
 def _read_conversations(source: str, are_pairs: bool) -> Iterator[list[Message] | None]:

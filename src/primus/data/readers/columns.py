@@ -40,6 +40,17 @@ def read_rows(part: FilePart, key: str, fields: bool) -> Iterator[TextDocument |
             number += batch.num_rows
 
 
+def read_table(file: str) -> Iterator[dict[str, Any]]:
+    """Read the rows of a parquet file with all columns.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    with _open_parquet(file) as table:
+        for batch in table.iter_batches(MOST_ROWS):
+            yield from batch.to_pylist()
+
+
 def read_schema(file: str) -> dict[str, bool]:
     """Read the names of the columns of a file, and whether each holds text.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig
 from primus.config.token_files import SHARES, parse_split, parse_weighted_prefixes
+from primus.data.mask_report import MaskReport
 from primus.data.megatron import manifest as manifests
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.megatron.manifest import TokenFileManifest
@@ -62,6 +63,8 @@ class Datasets:
     """Hash of the tokens and their split, with the version of the order."""
     num_examples: int = 0
     """Examples in the files of instruction data."""
+    mask_reports: tuple[MaskReport, ...] = ()
+    """What counts in the loss, by file of instruction data."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from msgspec import Meta, Struct
 from primus.config.flags import RunName
 from primus.errors import UsageError
 from primus.task import TaskContext
+from primus.tasks.data import _examples
 
 if TYPE_CHECKING:
     from primus.data.instruction.inspection import SampleSegment
@@ -25,7 +27,8 @@ SOURCES = {"prefix": "a PREFIX", "config": "--config", "run": "--run"}
 """What can be inspected: one of these options, and how it is written."""
 
 MEANT_FOR = {
-    ("samples", "seed", "document", "tokenizer", "output"): ("prefix",),
+    ("samples", "seed", "document", "tokenizer"): ("prefix",),
+    ("output",): ("prefix", "run", "config"),
     ("step", "sample", "rank"): ("run", "config"),
     ("set", "world_size"): ("config",),
     ("workspace",): ("run",),
@@ -47,7 +50,8 @@ class Options(Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     """Tokenizer for decoding; by default the copy next to the files."""
     output: str | None = None
-    """Write a histogram of document lengths to this file, as a page (.html) or an image (.svg)."""
+    """Write a histogram of document lengths to this file, as a page (.html) or an image (.svg); of instruction data, a
+    page with each token of the samples."""
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
     """Show a step of this experiment file."""
     set: tuple[str, ...] = ()
@@ -233,24 +237,48 @@ def _inspect_step(options: Options, context: TaskContext) -> None:
         if options.step is None:
             number = options.sample[0] // step.global_batch_size + 1
             step = step_samples.plan_step(trained, number, options.world_size)
-    data = open_samples(trained.trainer)
+    data = open_samples(trained.trainer, refuses=False)
     step_samples.check_recorded(data, recorded)
     numbers = _select_sample_numbers(options, step)
     samples = list(step_samples.read_samples(step, data, trained.trainer, numbers))
     segments = _list_segments(data, numbers)
-    shown = [_sample_text(sample, options.full, segments.get(sample.sample)) for sample in samples]
-    value = {"step": step, "samples": samples, **({"segments": segments} if segments else {})}
-    context.result(value, "\n\n".join([_step_text(step), *shown]))
+    if options.output:
+        _write_page(options, step, data, samples, segments)
+    is_colored = sys.stdout.isatty() and not context.environ.get("NO_COLOR")
+    shown = [_sample_text(sample, options.full, segments.get(sample.sample), is_colored) for sample in samples]
+    masks = {"masks": data.mask_reports, "segments": segments} if segments else {}
+    reports = [_examples.format_reports(data.mask_reports)] if segments else []
+    context.result({"step": step, "samples": samples, **masks}, "\n\n".join([*reports, _step_text(step), *shown]))
+    if options.output:
+        context.say(f"\npage: {options.output}")
+
+
+def _write_page(
+    options: Options,
+    step: InspectedStep,
+    data: Datasets,
+    samples: Sequence[TrainingSample],
+    segments: dict[int, list[SampleSegment]],
+) -> None:
+    """Write a page of instruction data.
+
+    Raises:
+        UsageError: The data is of another kind, or the file is not a page.
+    """
+    output = _parse_output_path(options)
+    if output is None or output.suffix != ".html" or not segments:
+        problem = "a page (.html) of a step needs instruction data" if not segments else "a step is shown as a page"
+        raise UsageError(f"--output {options.output}: {problem}", "name a file that ends in .html, or remove it")
+    _examples.write_page(output, f"Step {step.step:,}", data.mask_reports, samples, segments)
 
 
 def _list_segments(data: Datasets, numbers: Sequence[int]) -> dict[int, list[SampleSegment]]:
     """Prompts and answers of samples of instruction data; nothing for others."""
-    from primus.data.instruction.dataset import InstructionDataset
+    if not data.mask_reports or data.tokenizer_path is None:
+        return {}
     from primus.data.instruction.inspection import list_segments
     from primus.data.tokenizers.load import load_tokenizer
 
-    if not isinstance(data.train, InstructionDataset) or data.tokenizer_path is None:
-        return {}
     tokenizer = load_tokenizer(data.tokenizer_path, fast=False)
     return {number: list_segments(data.train, number, tokenizer) for number in numbers}
 
@@ -289,7 +317,7 @@ def _step_text(step: InspectedStep) -> str:
     )
 
 
-def _sample_text(sample: TrainingSample, full: bool, segments: Sequence[SampleSegment] | None) -> str:
+def _sample_text(sample: TrainingSample, full: bool, segments: Sequence[SampleSegment] | None, is_colored: bool) -> str:
     lines = [f"sample {sample.sample:,} (rank {sample.rank}, micro batch {sample.micro_batch})"]
     place = 0
     for part in sample.parts:
@@ -300,7 +328,7 @@ def _sample_text(sample: TrainingSample, full: bool, segments: Sequence[SampleSe
             f" from its token {part.first_token:,}"
         )
     if segments is not None:
-        return "\n".join([*lines, *_format_segments(sample, segments, full)])
+        return "\n".join([*lines, *_format_segments(sample, segments, full, is_colored)])
     if sample.masked:
         more = f" and {len(sample.masked) - SHOWN_MASKED:,} more" if len(sample.masked) > SHOWN_MASKED else ""
         lines.append(f"  excluded from the loss: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
@@ -308,7 +336,9 @@ def _sample_text(sample: TrainingSample, full: bool, segments: Sequence[SampleSe
     return "\n".join([*lines, _indent_text(_shorten_text(text, full))])
 
 
-def _format_segments(sample: TrainingSample, segments: Sequence[SampleSegment], full: bool) -> list[str]:
+def _format_segments(
+    sample: TrainingSample, segments: Sequence[SampleSegment], full: bool, is_colored: bool
+) -> list[str]:
     used = sum(segment.tokens for segment in segments)
     num_predictions = len(sample.ids) - 1
     lines = [f"  {num_predictions - len(sample.masked):,} of {num_predictions:,} predictions count in the loss"]
@@ -316,7 +346,8 @@ def _format_segments(sample: TrainingSample, segments: Sequence[SampleSegment], 
         last = segment.first_token + segment.tokens - 1
         kind = "counts" if segment.is_counted else "does not count"
         lines.append(f"  tokens {segment.first_token:,} to {last:,}: row {segment.row:,}, {kind}")
-        lines.append(_indent_text(_shorten_text(segment.text or "", full)))
+        text = _examples.format_tokens(segment) if is_colored else _shorten_text(segment.text or "", full)
+        lines.append(_indent_text(text))
     return [*lines, f"  tokens {used:,} to {len(sample.ids) - 1:,}: padding"] if used < len(sample.ids) else lines
 
 

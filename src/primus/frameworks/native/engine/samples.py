@@ -70,8 +70,9 @@ def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str
         from primus.data.instruction.examples import read_examples
 
         encoder = ExampleEncoder(data.tokenizer_path)
+        source = data.mask_reports[0].source
         try:
-            question = encoder.encode_prompt(next(read_examples(trainer.data.sft_data_path)), config.sample_prompt)
+            question = encoder.encode_prompt(next(read_examples(source)), config.sample_prompt)
         except UsageError as error:  # such as a template that demands a system message
             return f"none: {error.problem}"
         text, prompt, ends = question
