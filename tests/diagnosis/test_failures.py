@@ -9,6 +9,8 @@ so that the answer quotes the line; labels joined by `|` if the thread supports 
 - `failures/held_out.txt`: found by searches for symptoms and labelled by their threads after the signatures were
   written; no signature was changed for one of them. They measure what `diagnose` makes of a failure that nobody looked
   at. A text that leads to a change of a signature moves to `seen.txt`, and another takes its place.
+  The last texts are those of later sets that were named at their first run; the others of these sets are in
+  `threads.yaml`, and docs/diagnose.md has the measured shares.
 - `failures/healthy.txt`: excerpts of trainings and start-ups that did not fail, warnings included.
 """
 

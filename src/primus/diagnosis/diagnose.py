@@ -35,6 +35,8 @@ MANY_LOGS = 16
 NUM_TAIL = 20
 NUM_UNKNOWN = 2000
 """Last lines in which an exception is searched."""
+NUM_INNERMOST = 6
+"""Lines of a traceback, two for each frame, that tell whose connection failed if the exception's words do not."""
 NUM_FATAL = 50
 """Last lines in which a fatal error without an exception is searched."""
 NUM_TAILS = 512
@@ -380,14 +382,15 @@ def _classify_exception(exception: LoggedException) -> Signature:
     known = (each for each in table.signatures if each.headline and exception.type not in CODE_ERRORS)
     headline = exception.format_headline()
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
-    if matching:
-        return table.by_name[max(matching)[1]]
+    by_words = table.by_name[max(matching)[1]] if matching else None
+    if by_words and by_words.role == "root":
+        return by_words
     by_code = [signature for signature in table.signatures if signature.traceback]
-    for line in reversed(exception.traceback):
+    for line in reversed(exception.traceback[-NUM_INNERMOST:] if by_words else exception.traceback):
         for signature in by_code:
             if re.search(signature.traceback, line):
                 return signature
-    return table.by_name[UNCAUGHT_EXCEPTION]
+    return by_words or table.by_name[UNCAUGHT_EXCEPTION]
 
 
 def _find_log_ending(rank: int | None, everything: Sequence[LogFile], is_failure: bool) -> _LogEnding | None:

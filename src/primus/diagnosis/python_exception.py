@@ -14,9 +14,11 @@ MOST_TRACEBACK_LINES = 400
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
 _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Unsupported))"
-    r"(?::\s*(?P<message>.*))?$"
+    r"(?::\s*(?P<message>.*)|\([\"'](?P<shown>.*)[\"'],?\))?$"
 )
-"""A line that names an exception by the usual ends of names; `Name: message` of any name counts below a traceback."""
+"""A line that names an exception by the usual ends of names, also as `repr` shows it.
+
+`Name: message` of any name counts below a traceback."""
 _UNCAUGHT = re.compile(
     r"\b[Uu]ncaught (?:exception:? )?(?:<class ')?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?:'>)?"
     r"(?:(?::| -->)\s*(?P<message>.*))?$"
@@ -156,7 +158,8 @@ def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
         is_report = _REPORT.search(found["type"]) is not None
         if is_handled(lines, index) or (is_report and report):
             continue
-        message = (found["message"] or "").strip() or _read_next_line(lines, index, prefix)
+        message = (found["message"] or found.groupdict().get("shown") or "").strip()
+        message = message or _read_next_line(lines, index, prefix)
         wrapped = _WRAPPED.match(message)
         traceback = tuple(_collect_traceback(lines, index, prefix))
         exception = LoggedException(
