@@ -50,6 +50,10 @@ KILLS = ("killed", "died-silently")
 """Signatures after which the kernel log is read: the kernel may have killed the process for memory."""
 CODE_ERRORS = ("IndexError", "KeyError", "NameError", "UnboundLocalError", "ZeroDivisionError", "RecursionError")
 """Exceptions of a program's code: their words are names and numbers, which say nothing of the cause."""
+_GOES_ON = re.compile(r"\b(?:will|won't|would) (?:not )?be (?:exported|ignored|skipped|disabled)\b")
+"""An error that says what the program goes on without."""
+_KEY = re.compile(r"['\"]\w+['\"]: ")
+"""A key of a printed dictionary, whose name says nothing of the cause."""
 _FATAL = re.compile(
     r"\b(?:FATAL|PANIC)\b|^(?:\S+ \S+: )?F \S+:\d+\]|^F\d{4} \d\d:|^(?:fatal|panic): |\(core dumped\)|^Aborted\b"
     r"|terminate called after|\bCheck failed: "
@@ -380,7 +384,7 @@ def _classify_exception(exception: LoggedException) -> Signature:
     if _is_own_object_misused(exception):
         return table.by_name[UNCAUGHT_EXCEPTION]
     known = (each for each in table.signatures if each.headline and exception.type not in CODE_ERRORS)
-    headline = exception.format_headline()
+    headline = _KEY.sub("", exception.format_headline())
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
     by_words = table.by_name[max(matching)[1]] if matching else None
     if by_words and by_words.role == "root":
@@ -453,4 +457,5 @@ def _find_error_line(lines: Sequence[str]) -> int | None:
     index = next((index for index in reversed(last) if not is_quoted(lines[index].encode())), None)
     text = log_line.strip_rank_prefix(lines[index]) if index is not None else ""
     is_calm = log_line.is_warning(text) or log_line.is_info(text) or log_line.has_low_level(text)
+    is_calm = is_calm or _GOES_ON.search(text) is not None
     return index if _ERROR.search(text) and not is_calm else None

@@ -19,7 +19,7 @@ _RANK = re.compile(
     r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
     r"(?: was killed| ended with| status failed | with PID | \(PID \d+\) exited| crashed with| on | of \d"
     r"|\)|\]| \| | \(local_rank)"
-    r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std|^\s*Process name: \[\[\d+,\d+\],(\d+)\]'
+    r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std|:\d\d \d{4}\[(\d+)\]<std|^\s*Process name: \[\[\d+,\d+\],(\d+)\]'
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
@@ -67,14 +67,15 @@ _POD = re.compile(rf"^Name: +([\w.-]+)$|^([a-z0-9][\w.-]*) +0/\d+ +Pending\b|{_P
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |localhost: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ [\d:]{8} \d{4}\[\d+\]<std(?:out|err)>:"
     r"|\([\w.-]+, rank=\d+, pid=\d+(?:, ip=[\d.]+)?\) ?|- \w+ - INFO - (?=\[rank\d)"
     r"|(?:\[\d+,\d+\]<)?std(?:err|out)(?:>: ?|: )"
     r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} |(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w.]+:\d+\] ?"
 )
 _PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_HOST_PREFIX}|{_TIMESTAMP})+")
 _TIMESTAMPS = re.compile(_TIMESTAMP)
-"""Prefixes of torchrun, srun --label, Ray, mpirun, accelerate, pdsh, SkyPilot, log collectors, loggers that write
-the output of ranks, vLLM and container runtimes."""
+"""Prefixes of torchrun, srun --label, Ray, mpirun, Horovod, accelerate, pdsh, SkyPilot, log collectors, loggers that
+write the output of ranks, vLLM and container runtimes."""
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"

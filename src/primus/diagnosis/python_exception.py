@@ -24,7 +24,10 @@ _UNCAUGHT = re.compile(
     r"(?:(?::| -->)\s*(?P<message>.*))?$"
 )
 """What a program logs of an exception that ends it."""
-_NATIVE = re.compile(r"terminate called |\s*what\(\):|F\d{4} |\[F\d* ?[\d:. ]*\S+:\d+\]|\*\*\* SIG|.*Caught signal \d")
+_NATIVE = re.compile(
+    r"terminate called |\s*what\(\):|F\d{4} |\[F\d* ?[\d:. ]*\S+:\d+\]|\*\*\* SIG|.*Caught signal \d"
+    r"|C\+\+ exception with"
+)
 """What C++ writes as it ends a process."""
 _ANY_EXCEPTION = re.compile(rf"^(?P<type>{_NAME})(?::\s+(?P<message>.*))?$")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -36,7 +39,9 @@ _REPORT = re.compile(
     r"|SystemExit|SupervisionError|\w*ActorError|ActorDiedError|WorkerCrashedError)$"
 )
 """Exceptions by which a launcher, Ray or Monarch reports that a process failed, which may have raised another one."""
-_LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|launcher/\w+|elastic/.*)\.py$|/runpy\.py$|/bin/torchrun$")
+_LAUNCHER = re.compile(
+    r"torch/distributed/(?:run|launch|launcher/\w+|elastic/.*)\.py$|/runpy\.py$|/bin/(?:torchrun|horovodrun|accelerate|deepspeed)$"
+)
 """Files of a launcher, whose traceback reports a failed process."""
 CUT = "traceback without its exception"
 """Stands for the type of an exception whose traceback is cut at the end of a log."""

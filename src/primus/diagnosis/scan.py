@@ -31,6 +31,8 @@ from primus.diagnosis.signature_files import get_signature_table
 MOST_HITS = 4096
 """Limit for one shape in one window."""
 MOST_SHAPES = 100_000
+MOST_INDENT = 12
+"""Spaces before the frames of an indented traceback that tells how a program ended."""
 SOURCE_DISTANCE = 3
 """Lines between a frame of a traceback and its source, if several ranks write into one log."""
 LAST_LINES = 8
@@ -379,10 +381,20 @@ def _match_signatures(
 
 def _is_source(window: LogWindow, index: int, text: str) -> bool:
     """Whether the line is the source line of a traceback's frame, which quotes messages that were not printed."""
-    if not lines_of.strip_rank_prefix(text).startswith("    "):
+    body = lines_of.strip_rank_prefix(text)
+    if not body.startswith("    "):
         return False
     before = window.lines[max(0, index - SOURCE_DISTANCE) : index]
-    return any(b'  File "' in each and b", line " in each for each in before)
+    frames = [each for each in before if b'  File "' in each and b", line " in each]
+    # `pip` indents whole tracebacks: the exception is indented less than the frames above it. Loggers with columns
+    # indent a traceback further, that of a warning too.
+    indent = _measure_indent(frames[-1]) if frames else -1
+    return indent > MOST_INDENT or 0 <= indent < len(body) - len(body.lstrip())
+
+
+def _measure_indent(frame: bytes) -> int:
+    body = lines_of.strip_rank_prefix(lines_of.decode_plain_text(frame))
+    return len(body) - len(body.lstrip())
 
 
 def _is_harmless_exception(window: LogWindow, index: int, text: str) -> bool:
