@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -24,9 +25,11 @@ OPTIMIZER_SHARDING = ("megatron", "megatron_bridge")
 GRANULARITY = "recompute_granularity"
 """Megatron-LM's setting, which native has too."""
 
-NATIVE_ACTIVATIONS = 1.25
-"""Of native: 85.2 GiB by `analyze layout`, which executes it, where the formulas count 68.0 (Llama 3.1 8B, micro batch
-2 of 8,192 tokens): it keeps the activation of the gate and rotated queries and keys too."""
+NATIVE_ACTIVATIONS = 1.1
+"""Of native, whose layers keep 1.05 (Qwen 2.5 7B) to 1.21 (DeepSeek-V3) times what the formulas count, by
+`analyze layout`, which executes them."""
+NATIVE_LOGITS = 2**30
+"""Bytes of logits that native has at once (`CHUNK_BYTES` of its loss)."""
 
 
 class StepLayout(Struct, frozen=True, kw_only=True):
@@ -58,6 +61,10 @@ class StepLayout(Struct, frozen=True, kw_only=True):
     """Gradients are reduced once a step, and until then each device of FSDP holds all of its stage."""
     kept_activations: float = 1.0
     """What the engine keeps for the backward pass, over what the formulas count."""
+    keeps_expert_outputs: bool = True
+    """Also the products of gate and up, and the rows that experts give; else these are computed again."""
+    most_logits: float = math.inf
+    """Bytes of logits at once; where there are more, gradients of the head are added up in fp32."""
     flash: bool = True
     """Attention keeps no scores, and there is no dropout that keeps masks; false is GPT-3 before flash attention."""
 
@@ -144,9 +151,11 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
         sharding=_find_sharding(trainer),
         sequence_parallel=parallel.sequence_parallel,
         fused=trainer.framework != "torchtitan" or training.compile is not False,
-        logit_bytes=0 if native else 12,
+        logit_bytes=(4 if training.bf16 else 8) if native else 12,
         accumulates_gradients=native,
         kept_activations=NATIVE_ACTIVATIONS if native else 1.0,
+        keeps_expert_outputs=not native,
+        most_logits=NATIVE_LOGITS if native else math.inf,
     )
 
 

@@ -40,7 +40,7 @@ class StepMemory(Struct, frozen=True, kw_only=True):
     activations: float
     """Kept for the backward pass, of all micro batches in flight."""
     working: float
-    """Of the layer that is recomputed, or the logits."""
+    """Of the layer whose backward pass runs: what is recomputed, and whole gradients; or of the loss."""
     allowance: float
     """Reserved by the device and its libraries, and fragmentation."""
 
@@ -76,13 +76,13 @@ def _predict_stage(spec: ModelSpec, layout: StepLayout, stage: StageWork, index:
     tokens = layout.tokens * layout.value_bytes / 2 * layout.kept_activations
     activations = in_flight * sum(tokens * _count_kept_bytes(spec, layout, kind) for kind in held)
     is_last = index == layout.pipeline - 1
-    logits = layout.tokens * spec.vocab_size / layout.tensor * layout.logit_bytes if is_last else 0.0
     again = tokens * of_layer if layout.recompute in ("alternate", "full") else 0.0
-    working = max(logits, again)
     has_vocabulary = index == 0 or is_last
     table = spec.vocab_size * spec.hidden_size / layout.tensor if has_vocabulary else 0.0
     unit = max(table, stage.parameters / max(1, len(held)))
     is_gathered = layout.sharding == "full" and layout.data * layout.context > 1
+    gradients_of_unit = layout.value_bytes * unit if is_gathered else 0.0
+    working = max(_count_logit_bytes(spec, layout) if is_last else 0.0, again + gradients_of_unit)
     return StepMemory(
         stage=stage.name,
         weights=kept * weight,
@@ -93,6 +93,14 @@ def _predict_stage(spec: ModelSpec, layout: StepLayout, stage: StageWork, index:
         working=working,
         allowance=RESERVED_BYTES + FRAGMENTATION * (activations + working),
     )
+
+
+def _count_logit_bytes(spec: ModelSpec, layout: StepLayout) -> float:
+    """Of the loss: logits and their gradient, and of the head its gradient where it is added up."""
+    columns = spec.vocab_size / layout.tensor
+    logits = layout.tokens * columns * layout.logit_bytes
+    most = layout.most_logits * layout.logit_bytes / layout.value_bytes
+    return logits if logits <= most else most + columns * spec.hidden_size * (4 + layout.value_bytes)
 
 
 def _count_micro_batches_in_flight(layout: StepLayout, index: int) -> float:
@@ -125,7 +133,8 @@ def _count_ffn_width(spec: ModelSpec, layout: StepLayout, kind: LayerKind) -> fl
     if kind.feed_forward and (not kind.moe or spec.moe_parallel_dense):
         width += spec.ffn_hidden_size
     if kind.moe:
-        width += spec.moe_router_topk * expert_ffn_size(spec) + (spec.moe_shared_expert_intermediate_size or 0)
+        kept = 1.0 if layout.keeps_expert_outputs else 2 / 3
+        width += spec.moe_router_topk * expert_ffn_size(spec) * kept + (spec.moe_shared_expert_intermediate_size or 0)
     return width / layout.tensor
 
 
@@ -148,5 +157,6 @@ def count_activation_bytes(spec: ModelSpec, layout: StepLayout, kind: LayerKind)
     elif kind.mixer != "none":
         cut += 4 * mixer_size(spec, kind.mixer).matrices / h  # inputs and outputs of its projections
     if kind.moe:
-        whole += 4 * spec.moe_router_topk * (spec.moe_latent_size or h)  # permuted rows, and their outputs
+        rows = 4 if layout.keeps_expert_outputs else 2  # permuted rows, and their outputs
+        whole += rows * spec.moe_router_topk * (spec.moe_latent_size or h)
     return whole / (tp if layout.sequence_parallel else 1) + cut / tp

@@ -12,11 +12,13 @@ from primus.frameworks.native.engine.loss import (
     CHUNK_BYTES,
     IGNORED,
     TILE,
-    _exponentiate_logits,
+    LossSettings,
+    _exponentiate,
     choose_chunk,
     count_targets,
     cross_entropy,
 )
+from primus.frameworks.native.engine.ops import plan_accelerator
 
 
 def inputs(tokens: int, width: int, vocabulary: int, seed: int, dtype=torch.float32):
@@ -47,10 +49,28 @@ def test_any_chunk_gives_the_loss_and_gradients_of_whole_logits(tokens, vocabula
     """Tolerance: float32 rounding of sums over at most 40 tokens."""
     hidden, weight, targets = inputs(tokens, 16, vocabulary, seed)
     targets[[index for index in ignored if index < tokens]] = IGNORED
-    loss = cross_entropy(hidden, weight, targets, torch.tensor(0.25, dtype=torch.float64), chunk)
+    loss = cross_entropy(hidden, weight, targets, torch.tensor(0.25, dtype=torch.float64), LossSettings(chunk))
     loss.backward()
     for ours, expected in zip((loss, hidden.grad, weight.grad), plain(hidden, weight, targets, 0.25), strict=True):
         torch.testing.assert_close(ours.double(), expected.detach(), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.slow  # three compiled passes
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch while it compiles
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_fused_passes_give_the_loss_and_gradients_of_plain_ones(softcap: float | None) -> None:
+    """As on an accelerator, whose code this CPU runs; tolerance: float32 rounding."""
+    found = []
+    for is_fused in (True, False):
+        hidden, weight, targets = inputs(24, 16, 70, 5)
+        with plan_accelerator("eager"):
+            loss = cross_entropy(hidden, weight, targets, None, LossSettings(10, softcap, is_fused))
+        loss.backward()
+        found.append((loss, hidden.grad, weight.grad))
+    torch.testing.assert_close(found[0], found[1])
+    logits = hidden.detach().double() @ weight.detach().double().t()
+    bent = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    torch.testing.assert_close(found[0][0], F.cross_entropy(bent, targets, reduction="sum"), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [64, 300, 512])
@@ -60,7 +80,7 @@ def test_bf16_gradients_stay_within_its_rounding(chunk: int) -> None:
     with torch.no_grad():
         weight.copy_(weight.bfloat16())
         hidden.mul_(0.3)
-    loss = cross_entropy(hidden, weight, targets, None, chunk)
+    loss = cross_entropy(hidden, weight, targets, None, LossSettings(chunk))
     loss.backward()
     expected_loss, expected_hidden, expected_weight = plain(hidden, weight, targets, 1.0)
     assert loss.dtype == torch.float64
@@ -98,7 +118,7 @@ def test_the_loss_of_logits_as_trained_models_have_is_that_of_float64(dtype, gra
     expected_loss, expected_gradient = compute_exact(logits, targets, dtype)
     hidden = torch.eye(len(logits), dtype=dtype)
     weight = logits.t().to(dtype).contiguous().requires_grad_()
-    loss = cross_entropy(hidden, weight, targets, torch.tensor(1 / 40, dtype=torch.float64), 16)
+    loss = cross_entropy(hidden, weight, targets, torch.tensor(1 / 40, dtype=torch.float64), LossSettings(16))
     loss.backward()
     assert loss.item() == pytest.approx(expected_loss, abs=1e-7)
     assert (weight.grad.t() - expected_gradient).norm() / expected_gradient.norm() < gradient_tolerance
@@ -108,7 +128,7 @@ def test_the_loss_of_logits_as_trained_models_have_is_that_of_float64(dtype, gra
 def test_the_formula_of_gpus_and_of_the_compiler_gives_the_loss_of_float64(device: str) -> None:
     logits, targets = make_trained_logits(40, 49152)
     expected_loss, expected_gradient = compute_exact(logits, targets, torch.float32)
-    losses, gradient, totals = _exponentiate_logits(logits.to(device), targets.to(device).unsqueeze(1))
+    losses, gradient, totals = _exponentiate(logits.to(device), targets.to(device).unsqueeze(1))
     assert losses.mean().item() == pytest.approx(expected_loss, abs=1e-7)
     error = (gradient / totals / 40).cpu() - expected_gradient
     assert error.norm() / expected_gradient.norm() < 2e-7
@@ -116,7 +136,7 @@ def test_the_formula_of_gpus_and_of_the_compiler_gives_the_loss_of_float64(devic
 
 def test_the_gradient_follows_what_is_done_with_the_loss() -> None:
     hidden, weight, targets = inputs(30, 8, 20, 1)
-    (3.0 * cross_entropy(hidden, weight, targets, None, 7)).backward()
+    (3.0 * cross_entropy(hidden, weight, targets, None, LossSettings(7))).backward()
     _, expected_hidden, expected_weight = plain(hidden, weight, targets, 3.0)
     torch.testing.assert_close(hidden.grad.double(), expected_hidden, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(weight.grad.double(), expected_weight, rtol=1e-4, atol=1e-4)
@@ -124,7 +144,7 @@ def test_the_gradient_follows_what_is_done_with_the_loss() -> None:
 
 def test_only_ignored_targets_give_zero_loss_and_zero_gradients() -> None:
     hidden, weight, targets = inputs(10, 8, 20, 2)
-    loss = cross_entropy(hidden, weight, torch.full_like(targets, IGNORED), None, 4)
+    loss = cross_entropy(hidden, weight, torch.full_like(targets, IGNORED), None, LossSettings(4))
     loss.backward()
     assert loss.item() == 0.0
     assert not hidden.grad.any()
@@ -133,7 +153,7 @@ def test_only_ignored_targets_give_zero_loss_and_zero_gradients() -> None:
 
 def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
     hidden, weight, targets = inputs(12, 8, 20, 3)
-    loss = cross_entropy(hidden * 1000.0, weight, targets, None, 5)
+    loss = cross_entropy(hidden * 1000.0, weight, targets, None, LossSettings(5))
     expected, _, _ = plain(hidden * 1000.0, weight, targets, 1.0)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -142,14 +162,14 @@ def test_a_nan_in_the_hidden_state_reaches_the_loss() -> None:
     hidden, weight, targets = inputs(12, 8, 20, 4)
     with torch.no_grad():
         hidden[3, 2] = torch.nan
-    assert cross_entropy(hidden, weight, targets, None, 5).isnan()
+    assert cross_entropy(hidden, weight, targets, None, LossSettings(5)).isnan()
 
 
 def test_the_loss_without_gradients_is_the_same() -> None:
     hidden, weight, targets = inputs(33, 8, 20, 5)
-    trained = cross_entropy(hidden, weight, targets, None, 8)
+    trained = cross_entropy(hidden, weight, targets, None, LossSettings(8))
     with torch.no_grad():
-        torch.testing.assert_close(cross_entropy(hidden, weight, targets, None, 8), trained.detach())
+        torch.testing.assert_close(cross_entropy(hidden, weight, targets, None, LossSettings(8)), trained.detach())
 
 
 def test_the_default_chunk_holds_a_bounded_number_of_bytes() -> None:

@@ -6,6 +6,8 @@ Shape suffixes: T tokens (batch x sequence), D model width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from primus.frameworks.native.engine.ops import choose_wide_dtype, is_on_cpu
+from primus.frameworks.native.engine.ops import choose_wide_dtype, is_on_cpu, is_planned_compiled
 
 IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
@@ -43,14 +45,27 @@ class HeadPart(NamedTuple):
     """The processes that have the others."""
 
 
+class LossSettings(NamedTuple):
+    """How the logits are computed."""
+
+    chunk: int | None = None
+    """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
+    softcap: float | None = None
+    """Soft limit of the logits, softcap x tanh(logit / softcap) (Gemma 2); none when None."""
+    is_fused: bool = False
+    """Compile what is between the products, where the model around it is not compiled as a whole."""
+
+
+USUAL = LossSettings()
+
+
 def cross_entropy(
     hidden: Tensor,
     weight_VD: Tensor,
     targets: Tensor,
     scale: Tensor | None = None,
-    chunk: int | None = None,
+    settings: LossSettings = USUAL,
     part: HeadPart | None = None,
-    softcap: float | None = None,
 ) -> Tensor:
     """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED, float64.
 
@@ -62,15 +77,12 @@ def cross_entropy(
         weight_VD: The output head; used in the dtype of `hidden`.
         targets: Token ids, the shape of `hidden` without D.
         scale: A float64 scalar on the same device; 1 when None.
-        chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
+        settings: How they are computed.
         part: Which rows of the head these are; all when None. The gradient of `hidden` is then a part, too.
-        softcap: Soft limit of the logits, softcap x tanh(logit / softcap) (Gemma 2); none when None.
     """
     if scale is None:
         scale = torch.ones((), dtype=torch.float64, device=hidden.device)
-    if chunk is None:
-        chunk = choose_chunk(weight_VD.shape[0], hidden)
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk, part, softcap)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, settings, part)
 
 
 def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
@@ -122,9 +134,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         master_VD: Tensor,
         targets_T: Tensor,
         scale: Tensor,
-        chunk: int,
+        settings: LossSettings,
         part: HeadPart | None,
-        softcap: float | None,
     ) -> Tensor:
         weight_VD = master_VD.to(hidden_TD.dtype)
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
@@ -132,11 +143,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         index_T1 = targets_T.clamp_min(0).unsqueeze(1)
         if part is not None:
             index_T1 = index_T1 - part.begin
+        chunk = settings.chunk or choose_chunk(weight_VD.shape[0], hidden_TD)
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):
             hidden_cD = hidden_TD[rows]
             losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(
-                hidden_cD, weight_VD, index_T1[rows], part, softcap
+                hidden_cD, weight_VD, index_T1[rows], settings, part
             )
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
@@ -161,32 +173,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_weight_VD is not None:
             # The masters are float32, whatever the dtype of the products.
             grad_weight_VD = _scale_gradient(grad_weight_VD.to(ctx.weight_dtype), grad)
-        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None, None, None
+        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None, None
 
 
 def _compute_losses_and_gradient(
-    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor, part: HeadPart | None, softcap: float | None
+    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor, settings: LossSettings, part: HeadPart | None
 ) -> tuple[Tensor, ...]:
     """Of each row of logits: -log p of its target; its exponentials - onehot(target) x their total; and their total.
 
     The second divided by the third is the gradient, softmax(logits) - onehot(target). It is [c, V] in the dtype of
     `hidden_cD`; the others are float64 [c, 1].
     """
-    if softcap is not None:
-        bent_cV = torch.tanh(hidden_cD @ weight_VD.t() / softcap)
-        args = (part.group,) if part else ()
-        found = (_exponentiate_part if part else _exponentiate_logits)(softcap * bent_cV, index_c1, *args)
-        return found[0], found[1] * (1.0 - bent_cV.square()), found[2]
-    if part is not None:
-        return _exponentiate_part(hidden_cD @ weight_VD.t(), index_c1, part.group)
     num_tokens, is_compiling = hidden_cD.shape[0], torch.compiler.is_compiling()
-    if is_on_cpu(hidden_cD) and not is_compiling:
+    if part is not None or settings.softcap is not None or not is_on_cpu(hidden_cD):
+        is_fused = (settings.is_fused or is_planned_compiled()) and not is_compiling
+        passes = FUSED if is_fused else PLAIN
+        return _exponentiate(hidden_cD @ weight_VD.t(), index_c1, settings.softcap, part and part.group, passes)
+    if not is_compiling:
         return _compute_in_tiles(hidden_cD, weight_VD, index_c1)
-    is_tiled = is_on_cpu(hidden_cD)
-    tile = max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)) if is_tiled else num_tokens
-    parts = [
-        _exponentiate_logits(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in _split_spans(num_tokens, tile)
-    ]
+    tile = max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES))
+    parts = [_exponentiate(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in _split_spans(num_tokens, tile)]
     return tuple(_concatenate_parts(list(each)) for each in zip(*parts, strict=True))
 
 
@@ -203,34 +209,109 @@ def _compute_in_tiles(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) ->
     return losses_c1, grad_cV, totals_c1
 
 
-def _exponentiate_logits(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `_compute_losses_and_gradient`; for GPUs and for the compiler, without reading values on the host."""
-    wide_cV = logits_cV.to(choose_wide_dtype(logits_cV.dtype))
-    largest_c1 = wide_cV.amax(1, keepdim=True)
-    exponentials_cV = (wide_cV - largest_c1).exp()
-    totals_c1 = _sum_rows(exponentials_cV)
-    # float64 costs nothing for one number a token; float32 rounds logits of 20 to 1e-6.
-    losses_c1 = totals_c1.log() + (largest_c1.double() - wide_cV.gather(1, index_c1).double())
+def _find_largest(logits_cV: Tensor, softcap: float | None) -> Tensor:
+    """The largest logit of each row, [c, 1]."""
+    return _bend(logits_cV.amax(1, keepdim=True), softcap)
+
+
+def _sum_exponentials(logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, softcap: float | None) -> Tensor:
+    """Of each row, the total of its exponentials, and the logit of its target if it is among these: float64 [2, c, 1].
+
+    float64 costs nothing for one number a token; float32 rounds logits of 20 to 1e-6.
+    """
+    wide_cV, columns = _bend(logits_cV, softcap), logits_cV.shape[1]
+    targets_c1 = wide_cV.gather(1, index_c1.clamp(0, columns - 1)).double()
+    is_here_c1 = (index_c1 >= 0) & (index_c1 < columns)
+    return torch.stack((_sum_rows((wide_cV - largest_c1).exp()), torch.where(is_here_c1, targets_c1, 0.0)))
+
+
+def _derive_logits(
+    logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, totals_c1: Tensor, softcap: float | None
+) -> Tensor:
+    """Exponentials - onehot(target) x their total, [c, V], in the dtype of the logits."""
+    wide_cV = _bend(logits_cV, softcap)
     # A comparison instead of a scatter: the compiler fuses it into the same pass.
     columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
-    grad_cV = exponentials_cV - torch.where(columns_V == index_c1, totals_c1.to(wide_cV.dtype), 0.0)
-    return losses_c1, grad_cV.to(logits_cV.dtype), totals_c1
+    targets_cV = torch.where(columns_V == index_c1, totals_c1.to(wide_cV.dtype), 0.0)
+    grad_cV = (wide_cV - largest_c1).exp() - targets_cV
+    if softcap is not None:
+        grad_cV = grad_cV * (1.0 - (wide_cV / softcap).square())
+    return grad_cV.to(logits_cV.dtype)
 
 
-def _exponentiate_part(
-    logits_cV: Tensor, index_c1: Tensor, group: dist.ProcessGroup | None
+def _bend(logits: Tensor, softcap: float | None) -> Tensor:
+    wide = logits.to(choose_wide_dtype(logits.dtype))
+    return wide if softcap is None else softcap * torch.tanh(wide / softcap)
+
+
+_compile = cache(lambda function: torch.compile(function, dynamic=False))
+
+
+@torch.library.custom_op("primus::find_largest_logit", mutates_args=())
+def _find_largest_fused(logits_cV: Tensor, softcap: float | None) -> Tensor:
+    return _compile(_find_largest)(logits_cV, softcap)
+
+
+@_find_largest_fused.register_fake
+def _(logits_cV: Tensor, softcap: float | None) -> Tensor:
+    return logits_cV.new_empty((logits_cV.shape[0], 1), dtype=choose_wide_dtype(logits_cV.dtype))
+
+
+@torch.library.custom_op("primus::sum_exponentials", mutates_args=())
+def _sum_exponentials_fused(logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, softcap: float | None) -> Tensor:
+    return _compile(_sum_exponentials)(logits_cV, largest_c1, index_c1, softcap)
+
+
+@_sum_exponentials_fused.register_fake
+def _(logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, softcap: float | None) -> Tensor:
+    return logits_cV.new_empty((2, logits_cV.shape[0], 1), dtype=torch.float64)
+
+
+@torch.library.custom_op("primus::derive_logits", mutates_args=())
+def _derive_logits_fused(
+    logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, totals_c1: Tensor, softcap: float | None
+) -> Tensor:
+    return _compile(_derive_logits)(logits_cV, largest_c1, index_c1, totals_c1, softcap)
+
+
+@_derive_logits_fused.register_fake
+def _(logits_cV: Tensor, largest_c1: Tensor, index_c1: Tensor, totals_c1: Tensor, softcap: float | None) -> Tensor:
+    return torch.empty_like(logits_cV)
+
+
+class Passes(NamedTuple):
+    """The passes over the logits between the products."""
+
+    find_largest: Callable[..., Tensor]
+    sum_exponentials: Callable[..., Tensor]
+    derive: Callable[..., Tensor]
+
+
+PLAIN = Passes(_find_largest, _sum_exponentials, _derive_logits)
+FUSED = Passes(_find_largest_fused, _sum_exponentials_fused, _derive_logits_fused)
+"""Each is one operator, compiled for itself, so that its wide temporaries are never in memory."""
+
+
+def _exponentiate(
+    logits_cV: Tensor,
+    index_c1: Tensor,
+    softcap: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    passes: Passes = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `_exponentiate_logits`; of the columns of this process, where an index of another one is out of range."""
-    wide_cV = logits_cV.to(choose_wide_dtype(logits_cV.dtype))
-    largest_c1 = wide_cV.amax(1, keepdim=True)
-    dist.all_reduce(largest_c1, dist.ReduceOp.MAX, group)
-    exponentials_cV = (wide_cV - largest_c1).exp()
-    is_target_cV = torch.arange(wide_cV.shape[1], device=wide_cV.device) == index_c1
-    sums_2c1 = torch.stack((_sum_rows(exponentials_cV), (wide_cV * is_target_cV).sum(1, keepdim=True).double()))
-    dist.all_reduce(sums_2c1, group=group)
+    """See `_compute_losses_and_gradient`; for GPUs and for the compiler, without reading values on the host.
+
+    With a group of the columns of this process, where an index of another one is out of range.
+    """
+    largest_c1 = passes.find_largest(logits_cV, softcap)
+    if group is not None:
+        dist.all_reduce(largest_c1, dist.ReduceOp.MAX, group)
+    sums_2c1 = passes.sum_exponentials(logits_cV, largest_c1, index_c1, softcap)
+    if group is not None:
+        dist.all_reduce(sums_2c1, group=group)
     totals_c1, targets_c1 = sums_2c1
-    grad_cV = exponentials_cV - is_target_cV * totals_c1.to(wide_cV.dtype)
-    return totals_c1.log() + (largest_c1.double() - targets_c1), grad_cV.to(logits_cV.dtype), totals_c1
+    grad_cV = passes.derive(logits_cV, largest_c1, index_c1, totals_c1, softcap)
+    return totals_c1.log() + (largest_c1.double() - targets_c1), grad_cV, totals_c1
 
 
 def _exponentiate_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +326,7 @@ def _exponentiate_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tenso
     losses_c1 = (totals_c1 / targets_c1).log()
     # A tiny probability has lost its digits in softmax; the logits still have them.
     if not targets_c1.min() > SMALLEST:  # also where it is NaN
-        losses_c1, _, _ = _exponentiate_logits(logits_cV, index_c1)
+        losses_c1, _, _ = _exponentiate(logits_cV, index_c1)
     grad_cV = exponentials_cV.scatter_(1, index_c1, targets_c1 - totals_c1.to(targets_c1.dtype))
     return losses_c1, grad_cV, totals_c1
 

@@ -27,7 +27,7 @@ from primus.frameworks.native.engine.collectives import (
 )
 from primus.frameworks.native.engine.layers import Linear, RowLinear, attend, build_norm
 from primus.frameworks.native.engine.layout import ALONE, Axis, Layout
-from primus.frameworks.native.engine.loss import HeadPart, add_loss, count_targets, cross_entropy
+from primus.frameworks.native.engine.loss import HeadPart, LossSettings, add_loss, count_targets, cross_entropy
 from primus.frameworks.native.engine.mla import LatentAttention
 from primus.frameworks.native.engine.moe import MixtureOfExperts
 from primus.frameworks.native.engine.placement import Division, PlacedWeight, find_begin, find_division, share
@@ -175,8 +175,7 @@ class Transformer(nn.Module):
         """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
         self.activations: ActivationMemory | None = None
         """What is kept of each layer until its backward pass; everything, on the device, when None."""
-        self.loss_chunk_size: int | None = None
-        """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
+        self.loss_settings = LossSettings(softcap=spec.final_logit_softcapping)
         self.documents: DocumentHandling | None = None
         self._divisions: dict[str, Division] = {}
         self.adapters: AdapterSettings | None = None
@@ -210,7 +209,7 @@ class Transformer(nn.Module):
     def configure(self, training: TrainingConfig, settings: TrainingSettings = DEFAULTS) -> None:
         """Compute as an experiment asks for."""
         self.compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if settings.fp16 else None
-        self.loss_chunk_size = training.loss_chunk_size
+        self.loss_settings = self.loss_settings._replace(chunk=training.loss_chunk_size)
         self.prediction_loss_factor = settings.mtp_loss_scaling_factor
         self.activations = build_activation_memory(settings, training.recompute_activations)
         if settings.recompute_granularity == "selective":
@@ -318,10 +317,10 @@ class Transformer(nn.Module):
     def _compute_loss(self, hidden_BSD: Tensor, targets_BS: Tensor, scale: Tensor | None) -> Tensor:
         hidden_BSD = enter_tensor_region(hidden_BSD, self.layout)
         targets_BS = take_context(targets_BS, self.layout.context, 1)
-        tensor, part, softcap = self.layout.tensor, None, self.spec.final_logit_softcapping
+        tensor, part = self.layout.tensor, None
         if tensor.size > 1:
             part = HeadPart(find_begin(self.spec.vocab_size, tensor), tensor.group)
-        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size, part, softcap)
+        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_settings, part)
 
     def _predict_further(
         self,

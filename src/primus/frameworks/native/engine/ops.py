@@ -45,6 +45,11 @@ def is_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and _plan is None
 
 
+def is_planned_compiled() -> bool:
+    """Whether tensors stand for those of an accelerator whose layers are compiled."""
+    return _plan == "compiled"
+
+
 def is_eager_on_cpu(x: Tensor) -> bool:
     """Whether operators with derivatives of their own run: the compiler fuses plain formulas itself.
 

@@ -54,7 +54,7 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
     yield "bf16", model.compute_dtype is torch.bfloat16
     formats = {each.float8 for each in model.modules() if isinstance(each, Linear) and each.float8 is not None}
     yield "fp8", next(("e4m3" if each.forward == each.backward else "hybrid" for each in formats), None)
-    yield "loss_chunk_size", model.loss_chunk_size
+    yield "loss_chunk_size", model.loss_settings.chunk
     yield "tensor_model_parallel_size", layout.tensor.size
     yield "context_parallel_size", layout.context.size
     yield "pipeline_model_parallel_size", layout.pipeline.size

@@ -116,6 +116,7 @@ def shard_model(model: Transformer, *, compile: bool) -> None:
         for layer in model.transformer_layers:
             # Before fully_shard, whose hooks then run outside of the compiled graph.
             layer.compile()
+        model.loss_settings = model.loss_settings._replace(is_fused=True)
     meshes = [layout.shard_mesh, layout.expert_mesh if model.spec.num_experts else None]
     if layout.shard_mesh is not None and any(mesh is not None and mesh.size() > 1 for mesh in meshes):
         _shard_model(model, layout.shard_mesh)
