@@ -13,8 +13,7 @@ import pytest
 from primus.errors import PrimusError
 from primus.run_archive import compression, tar_members
 from primus.run_archive.compression import ENDINGS, open_reader, open_writer
-from primus.run_archive.local_paths import PathNames, find_working_folder, restore_paths
-from primus.runs.store import Run
+from primus.run_archive.local_paths import PathNames, restore_paths
 
 CONTENT = b"one line of a log\n" * 50_000
 BY_PROGRAM = pytest.param(
@@ -89,15 +88,3 @@ def test_folders_are_replaced_as_whole_components_the_longest_first() -> None:
         assert names.replace(text) == expected
     tree = {"a": ["<home>/x", 1], "b": {"c": "<workspace>/y"}}
     assert restore_paths(tree, {"<workspace>": "/w", "<home>": "/h"}) == {"a": ["/h/x", 1], "b": {"c": "/w/y"}}
-
-
-@pytest.mark.parametrize(
-    ("workspace", "expected"), [("./output", "/a"), ("x/output", "/a/.."), (".", "/a/output"), ("/a/output", None)]
-)
-def test_the_folder_of_a_run_follows_from_its_workspace(
-    workspace: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = find_working_folder(Run(Path("/a/output/night/20250101_000000-abcd")), workspace)
-    elsewhere = workspace == "x/output"  # the run was moved
-    assert found == (tmp_path if expected is None or elsewhere else Path(expected))

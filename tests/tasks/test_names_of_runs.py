@@ -26,6 +26,7 @@ COMMANDS = {
     "compare mlperf": ("RUN",),
     "data inspect": ("--run RUN --step 1",),
     "diagnose": ("RUN",),
+    "evaluate": ("RUN",),
     "generate": ("RUN --prompt x",),
     "patches list": ("--run RUN",),
     "profile attach": ("RUN",),
@@ -41,7 +42,7 @@ COMMANDS = {
     "train posttrain": ("--run RUN", "--replay RUN"),
 }
 """Words with which each task reads a run."""
-NEEDS_TORCH = ("checkpoint", "data", "analyze", "report", "generate")
+NEEDS_TORCH = ("checkpoint", "data", "analyze", "report", "generate", "evaluate")
 
 
 def takes_names(task: str) -> bool:

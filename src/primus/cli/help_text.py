@@ -25,6 +25,7 @@ TASK_GROUPS = {
     "checkpoints": (
         *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
         "generate",
+        "evaluate",
     ),
     "runs and jobs": (
         *("runs list", "runs show", "runs watch", "runs plot", "runs diff", "runs compare", "runs gate", "runs clean"),

@@ -68,6 +68,7 @@ def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, comm
         runtimes=[segment.name for segment in request.runtimes],
         user=getpass.getuser(),
         host=os.uname().nodename,
+        working_folder=str(Path.cwd()),
         version=__version__,
         created=time.time(),
         replay_of=job.replay_of,

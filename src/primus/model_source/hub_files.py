@@ -13,6 +13,7 @@ from primus.errors import PrimusError, UsageError
 from primus.experiment import CONFIG_FILE, load_run_experiment
 from primus.model_source.model_card import CheckpointOrigin, format_model_card
 from primus.runs.store import Run
+from primus.runs.working_folder import anchor_paths, find_working_folder
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
@@ -65,7 +66,8 @@ def find_origin(found: FoundCheckpoint) -> CheckpointOrigin:
         if (parent / CONFIG_FILE).is_file():
             run = Run(parent)
             try:
-                trainer = load_run_experiment(run).experiment.trainer
+                asked = load_run_experiment(run).experiment
+                trainer = anchor_paths(asked.trainer, find_working_folder(run, asked.workspace))
             except PrimusError:  # of another version, or with secrets that this shell does not have
                 return CheckpointOrigin(found, run, None, _find_base(found, None))
             return CheckpointOrigin(found, run, trainer, _find_base(found, trainer.checkpoint.load))
@@ -157,5 +159,7 @@ def _list_trained_names(trainer: Trainer, problems: list[str]) -> Iterator[str]:
             written = manifest.read_manifest(prefix)
             if written is not None:
                 yield str(prefix.parent / written.tokenizer.file)
+            else:
+                problems.append(f"the run names the data {prefix}, and no tokenizer is next to it")
     except UsageError as error:  # the data were moved or removed since
         problems.append(error.problem)

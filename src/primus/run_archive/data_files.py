@@ -17,8 +17,8 @@ from primus.errors import PrimusError, UsageError
 from primus.run_archive.local_paths import IMPORTED_DATA
 from primus.run_archive.manifest import DATA, RUN
 from primus.runs.store import Run
+from primus.runs.working_folder import TOKEN_FILES, join_prefixes
 
-TOKEN_FILES = ("train_data_path", "valid_data_path", "test_data_path")
 EXAMPLES = ("sft_data_path", "sft_valid_data_path")
 
 
@@ -50,7 +50,7 @@ def collect_data(trainer: Trainer, working_folder: Path) -> AddedFiles:
         if not given:
             continue
         words: list[str | float] = []
-        for number, (prefix, weight) in enumerate(parse_weighted_prefixes(_join(given, working_folder), key)):
+        for number, (prefix, weight) in enumerate(parse_weighted_prefixes(join_prefixes(given, working_folder), key)):
             place = f"{key}/{number}"
             files |= {f"{DATA}/{place}/{path.name}": path for path in _list_token_files(prefix)}
             words += [*([] if weight is None else [weight]), f"{IMPORTED_DATA}/{place}/{prefix.name}"]
@@ -130,20 +130,6 @@ def _collect_dataset(data: DataConfig, vocab_size: int, working_folder: Path) ->
 def _list_token_files(prefix: Path) -> list[Path]:
     """The pair of a prefix, with its manifest and tokenizer."""
     return sorted(path for path in prefix.parent.glob(f"{prefix.name}.*") if path.is_file())
-
-
-def _join(given: str | list[str | float], folder: Path) -> list[str | float]:
-    """Prefixes and weights of a setting, with relative paths below `folder`."""
-    words: list[str | float] = list(given.split()) if isinstance(given, str) else list(given)
-    return [_join_word(word, folder) for word in words]
-
-
-def _join_word(word: str | float, folder: Path) -> str | float:
-    try:
-        float(word)
-    except ValueError:
-        return str(folder / os.path.expanduser(str(word)))
-    return word
 
 
 def _list_tree(path: Path, name: str) -> dict[str, Path]:

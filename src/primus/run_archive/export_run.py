@@ -22,11 +22,12 @@ from primus.errors import PrimusError, UsageError
 from primus.images.build_context import PARTS
 from primus.run_archive import data_files, guide_files, run_files, tar_members
 from primus.run_archive.compression import check_ending, open_writer
-from primus.run_archive.local_paths import PathNames, find_working_folder, list_places
+from primus.run_archive.local_paths import PathNames, list_places
 from primus.run_archive.manifest import CHECKOUT, MANIFEST, RUN, ArchivedFile, ArchiveManifest, is_safe_name
 from primus.runs.files import to_json
 from primus.runs.source_record import DIFFERENCES_FILE, SourceRecord, read_source_record
 from primus.runs.store import Run
+from primus.runs.working_folder import find_working_folder
 
 CHUNK = 1 << 20
 GIT_LIMIT_S = 60.0

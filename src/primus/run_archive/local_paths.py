@@ -19,15 +19,6 @@ IMPORTED_DATA = "<data>"
 """The data of an archive, where it was imported."""
 
 
-def find_working_folder(run: Run, workspace: str) -> Path:
-    """The folder in which a run was started, as far as its relative workspace tells; else that of this process."""
-    folder = run.directory.resolve().parents[1]
-    parts = Path(os.path.normpath(workspace)).parts
-    if not os.path.isabs(workspace) and ".." not in parts and folder.parts[len(folder.parts) - len(parts) :] == parts:
-        return folder.parents[len(parts) - 1] if parts else folder
-    return Path.cwd()
-
-
 def list_places(
     run: Run, working_folder: Path, environ: Mapping[str, str], environment: str = sys.prefix
 ) -> dict[str, str]:

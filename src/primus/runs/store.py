@@ -59,6 +59,8 @@ class RunMetadata(Struct, frozen=True, kw_only=True):
     runtimes: list[str] = []
     user: str = ""
     host: str = ""
+    working_folder: str = ""
+    """Folder in which the command was typed: that of relative paths in the experiment."""
     git_revision: str | None = None
     git_dirty: bool | None = None
     version: str = ""

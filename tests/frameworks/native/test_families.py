@@ -19,7 +19,7 @@ from primus.checkpoint.family import list_hub_shapes, list_trained_shapes
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.renaming import HubNames
 from primus.checkpoint.weights import TensorDict
-from primus.frameworks.native.engine.loaded_model import build_loaded_model
+from primus.frameworks.native.engine.loaded_model import load_model
 from primus.frameworks.native.engine.post_training.generate import generate
 
 pytestmark = [pytest.mark.engine("huggingface"), pytest.mark.slow]
@@ -133,7 +133,7 @@ def write_random_weights(extra: dict[str, Any], folder: Path) -> None:
 def test_logits_and_gradients_are_those_of_transformers(name: str, folders: dict[str, Path]) -> None:
     opened = open_checkpoint(str(folders[name]))
     spec, tokens = opened.spec, torch.load(folders[name] / "tokens.pt")
-    model = build_loaded_model(spec, opened.weights)
+    model = load_model(spec, opened.weights, "cpu").model
     logits = model.compute_logits(model(tokens[:, :-1]))
     expected = torch.load(folders[name] / "logits.pt")
     assert (logits - expected).abs().max() <= LARGEST * expected.abs().max()
@@ -152,7 +152,7 @@ def test_the_likeliest_tokens_of_a_batch_are_those_of_transformers(name: str, fo
     opened = open_checkpoint(str(folders[name]))
     tokens = torch.load(folders[name] / "tokens.pt")
     prompts = [tokens[row, :length].tolist() for row, length in enumerate(PROMPT_LENGTHS)]
-    found = generate(build_loaded_model(opened.spec, opened.weights), prompts, NEW_TOKENS)
+    found = generate(load_model(opened.spec, opened.weights, "cpu").model, prompts, NEW_TOKENS)
     assert [each.tokens for each in found.completions] == torch.load(folders[name] / "generated.pt")
 
 
@@ -179,7 +179,7 @@ def test_predictions_of_further_tokens_have_the_gradients_of_transformers(tmp_pa
     run_engine("huggingface", code)
     opened = open_checkpoint(str(tmp_path / "v3"))
     tokens = torch.load(tmp_path / "v3/tokens.pt")
-    model = build_loaded_model(opened.spec, opened.weights).requires_grad_(True)
+    model = load_model(opened.spec, opened.weights, "cpu").model.requires_grad_(True)
     model.prediction_loss_factor = 0.3
     model(tokens[:, :-1], tokens[:, 1:].contiguous()).backward()
     torch.testing.assert_close(model.take_prediction_loss(), torch.load(tmp_path / "v3/further.pt").double())

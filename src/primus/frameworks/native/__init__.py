@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
 from primus.frameworks.native.support import KEYS as KEYS
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from primus.checkpoint.weights import WeightReader
     from primus.config.schema import Experiment, ModelSpec
-    from primus.frameworks.native.engine.post_training.generate import Generation
+    from primus.frameworks.native.engine.loaded_model import LoadedModel
     from primus.prediction.rank_record import RankRecord
     from primus.runs.attempt import Attempt
 
@@ -90,21 +89,12 @@ def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tens
     return compute(spec, weights, tokens_BS)
 
 
-def build_generator(spec: ModelSpec, weights: WeightReader) -> Callable[..., Generation]:
-    """`post_training.generate.generate` for a model with weights in hub names, on a GPU if there is one.
+def load_model(spec: ModelSpec, weights: WeightReader) -> LoadedModel:
+    """A model with weights in hub names that generates texts and scores them, on a GPU if there is one.
 
     Raises:
         UsageError: native does not support this model.
     """
-    import torch
+    from primus.frameworks.native.engine import loaded_model
 
-    from primus.frameworks.native.engine.loaded_model import build_loaded_model
-    from primus.frameworks.native.engine.post_training.generate import Sampling, generate
-
-    model = build_loaded_model(spec, weights, "cuda" if torch.cuda.is_available() else "cpu")
-
-    def continue_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any) -> Generation:
-        ends, is_end = options.pop("ends"), options.pop("is_end")
-        return generate(model, prompts, max_new_tokens, Sampling(**options), ends, is_end)
-
-    return continue_prompts
+    return loaded_model.load_model(spec, weights)

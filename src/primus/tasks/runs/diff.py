@@ -14,6 +14,7 @@ from primus.runs.differences import (
     describe_losses,
     read_run_packages,
 )
+from primus.runs.evaluations import read_evaluations, select_newest
 from primus.runs.store import Run
 from primus.task import TaskContext
 from primus.tasks.runs._run_pair import RunPairOptions, find_run_pair
@@ -32,6 +33,7 @@ def run(options: RunPairOptions, context: TaskContext) -> None:
         "configuration": compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b)),
         "environment": compare_environments(a, b),
         "packages": compare_mappings(read_run_packages(a), read_run_packages(b)),
+        "evaluations": compare_mappings(*(select_newest(read_evaluations(each)) for each in (a, b))),
         "results": _compare_results(a, b),
     }
     losses = compare_losses(a, b)

@@ -14,6 +14,7 @@ from primus.config.source import format_yaml_value
 from primus.launch.nodes.avoided_nodes import AvoidedNodes, read_avoided_nodes
 from primus.report import table
 from primus.runs import events, store, summary
+from primus.runs.evaluations import CheckpointEvaluation, read_evaluations
 from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
 from primus.runs.store import Run, RunMetadata
 from primus.task import TaskContext
@@ -42,6 +43,8 @@ def run(options: Options, context: TaskContext) -> None:
     settings = read_settings_in_force(events.read_events(found.events))
     nodes = read_avoided_nodes(found)
     values = {"metadata": metadata, "summary": item, "last_steps": steps, "settings_in_force": settings}
+    evaluations = read_evaluations(found)
+    values["evaluations"] = evaluations
     values["unfit_nodes"] = {"avoided": nodes.avoided, "used": nodes.used}
     context.result(
         values,
@@ -50,6 +53,7 @@ def run(options: Options, context: TaskContext) -> None:
             for part in [
                 _format_run_facts(metadata, item, nodes),
                 _format_last_steps(steps),
+                _format_evaluations(evaluations),
                 _format_settings_in_force(settings),
                 _format_tensorboard_command(found),
                 _format_file_list(found),
@@ -105,6 +109,17 @@ def _format_last_steps(steps: list[events.Event]) -> str:
         [table.format_number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps
     ]
     return table.format_table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
+
+
+def _format_evaluations(evaluations: list[CheckpointEvaluation]) -> str:
+    if not evaluations:
+        return ""
+    rows = [
+        ["-" if each.step is None else str(each.step), each.name, name, table.format_number(value)]
+        for each in evaluations
+        for name, value in each.metrics.items()
+    ]
+    return table.format_table(["step", "evaluated on", "metric", "value"], rows, right=(0, 3))
 
 
 def _format_settings_in_force(settings: list[SettingInForce]) -> str:
