@@ -39,11 +39,16 @@ def test_a_fake_step_has_the_products_of_a_real_one(settings: dict[str, Any], tm
     assert fake.counts == real.counts
 
 
-def test_a_model_that_does_not_fit_has_products_of_an_accelerator(tmp_path: Path) -> None:
-    asked = load(tmp_path, "llama3.1_405B", seq_length=8192, bf16=True, num_layers=2)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_model_that_does_not_fit_has_products_of_an_accelerator(recomputes: bool, tmp_path: Path) -> None:
+    settings = {"seq_length": 8192, "bf16": True, "recompute_activations": recomputes}
+    asked = load(tmp_path, "llama3.1_405B", num_layers=2, **settings)
     recorder = ProductRecorder()
     run_fake_step(asked, "cuda", recorder)
     keys = {product.key for product in recorder.counts}
     assert "mm 16384x106496x16384 NT bfloat16" in keys
+    # Two layers of four products, the loss in four chunks; each has two derivatives. Of a layer that is computed again
+    # nobody needs the last product.
+    assert recorder.counts.total() == 3 * (2 * 4 + 4) + (2 * 3 if recomputes else 0)
     # Attention is one kernel there, not products.
     assert not any("bmm" in key for key in keys)

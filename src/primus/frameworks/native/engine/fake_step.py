@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from primus.config.schema import Experiment
 from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.ops import plan_accelerator
+from primus.frameworks.native.support import read_own_settings
+from primus.frameworks.native.training_settings import TrainingSettings
 
 
 def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:
@@ -23,24 +24,10 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
     """
     trainer = experiment.trainer
     training = trainer.training
-    # A fake CUDA tensor needs a CUDA build in the backward pass; a meta tensor takes the same branches without one.
-    place = torch.device("cpu" if device == "cpu" else "meta")
-    with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if device == "cpu" else FusedAttention():
-        with place:
-            model = Transformer(trainer.model)
-        model.configure(training)
+    with FakeTensorMode(allow_non_fake_inputs=True), plan_accelerator(None if device == "cpu" else "eager"):
+        model = Transformer(trainer.model)
+        model.configure(training, read_own_settings(trainer, TrainingSettings))
         size = (training.micro_batch_size, training.seq_length)
-        tokens, targets = (torch.zeros(size, dtype=torch.int64, device=place) for _ in range(2))
-        scale = torch.ones((), device=place)
+        tokens, targets = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
         with observer:
-            model(tokens, targets, scale).backward()
-
-
-class FusedAttention(TorchFunctionMode):
-    """Attention as the one kernel that it is on an accelerator; on meta tensors torch splits it into products."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            query, key, value = args[:3]
-            return query + 0 * (key.sum() + value.sum())
-        return func(*args, **(kwargs or {}))
+            model(tokens, targets, torch.ones(())).backward()
