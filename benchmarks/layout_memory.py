@@ -221,17 +221,18 @@ def train(trainer: Trainer, rank: int, world: int) -> StepObserver:
     """A step with gloo, observed."""
     import torch
 
-    from primus.frameworks.native.engine.fake_rank import StepPlan, execute_step, name_groups
+    from primus.frameworks.native.engine.fake_rank import execute_step, name_groups
     from primus.frameworks.native.engine.layout import build_layout
     from primus.frameworks.native.engine.model import initialize_weights
     from primus.frameworks.native.layout_settings import LayoutSettings
     from primus.frameworks.native.support import read_own_settings
+    from primus.session.fake_run.fake_record import StepPlan
     from primus.session.fake_run.observer import StepObserver
 
     settings = read_own_settings(trainer, LayoutSettings)
     layout = build_layout(trainer.parallel, torch.device("cpu"), world, settings)
     observer = StepObserver(name_groups(layout), world, is_fake=False)
-    count = StepPlan(trainer, world).micro_batches
+    count = StepPlan(trainer, world, 1).micro_batches
     execute_step(trainer, layout, rank, world, count, observer, None, lambda model: initialize_weights(model, 1))
     return observer
 

@@ -103,7 +103,7 @@ def test_more_micro_batches_change_no_memory_and_add_what_the_last_one_does(micr
 
 
 def test_executing_all_micro_batches_gives_the_counts_that_were_extended(monkeypatch: pytest.MonkeyPatch) -> None:
-    from primus.frameworks.native.engine.fake_rank import StepPlan
+    from primus.session.fake_run.fake_record import StepPlan
 
     parallel = {"pipeline_model_parallel_size": 2}
     asked = build_experiment(parallel, {"global_batch_size": 14})

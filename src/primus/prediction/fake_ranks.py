@@ -10,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from msgspec import structs
 
-from primus import interpreter
+from primus import interpreter, registry
 from primus.config.checks import count_accumulation_steps
 from primus.config.load import Resolved
 from primus.config.schema import Experiment, Trainer
-from primus.errors import PrimusError, UsageError
+from primus.engines.choice import choose_engine
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.framework import FRAMEWORKS
+from primus.package_files import PROGRAM
 from primus.prediction.rank_worker import RankAnswer, RankJob
 
 WORKER = "primus.prediction.rank_worker"
@@ -78,12 +81,34 @@ def run_ranks(
         RankJob(experiment=experiment, rank=rank, world_size=world_size, devices_per_node=devices_per_node)
         for rank in ranks
     ]
+    try:
+        python = _find_python(experiment.trainer, environ)
+    except UnfitError as error:
+        return (RankAnswer(rank=ranks[0], problem=error.problem, hint=error.hint or "", is_unknown=True),)
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return tuple(pool.map(lambda job: _run_rank(job, environ), jobs))
+        return tuple(pool.map(lambda job: _run_rank(job, python, environ), jobs))
 
 
-def _run_rank(job: RankJob, environ: Mapping[str, str]) -> RankAnswer:
-    argv = interpreter.build_module_command(sys.executable, WORKER)
+def _find_python(trainer: Trainer, environ: Mapping[str, str]) -> str:
+    """The interpreter of the engine that a run would use.
+
+    Raises:
+        UnfitError: The engine is not installed, or in a version that is not supported.
+    """
+    names = tuple(registry.load_plug_in(FRAMEWORKS, trainer.framework).ENGINES)
+    choice = choose_engine(names, environ, allows_any_version=trainer.training.allow_version)
+    if choice is None:
+        return sys.executable
+    if choice.installation is None:
+        raise UnfitError(
+            f"{names[0]} is not installed here, so that no step of it can be executed",
+            f"{PROGRAM} setup --engine {names[0]}",
+        )
+    return choice.installation.python
+
+
+def _run_rank(job: RankJob, python: str, environ: Mapping[str, str]) -> RankAnswer:
+    argv = interpreter.build_module_command(python, WORKER)
     # One thread: there is nothing to compute.
     variables = {**interpreter.drop_empty_python_path(environ), "OMP_NUM_THREADS": "1"}
     try:

@@ -10,7 +10,7 @@ import warnings
 import msgspec
 from msgspec import Struct
 
-from primus import registry
+from primus import patch, registry
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError, format_error_place
 from primus.framework import FRAMEWORKS
@@ -42,11 +42,15 @@ class RankAnswer(Struct, frozen=True, kw_only=True):
 
 def execute_rank(job: RankJob) -> RankAnswer:
     """The answer for a job; all errors of the engine are in it."""
-    backend = registry.load_plug_in(FRAMEWORKS, job.experiment.trainer.framework)
+    name = job.experiment.trainer.framework
+    backend = registry.load_plug_in(FRAMEWORKS, name)
     try:
+        if backend.ENGINES:
+            for choice in patch.choose_patches(os.environ, lambda: name):
+                if choice.applies:
+                    patch.apply_patch(choice)
         record = backend.run_fake_rank(job.experiment, job.rank, job.world_size, job.devices_per_node)
     except NotImplementedError:
-        name = job.experiment.trainer.framework
         return RankAnswer(
             rank=job.rank,
             problem=f"framework {name} has no step on fake tensors",

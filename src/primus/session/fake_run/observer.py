@@ -55,6 +55,8 @@ ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (5, 7),
 }
 """Products of attention that torch's own table lacks: how many, and which argument says that it is causal."""
+GROUPED_PRODUCT = aten._grouped_mm
+"""torch's own product of several experts, which its table lacks, too."""
 GROUPED = ("grouped_product", "grouped_outer_product")
 """Names of native's products of several experts."""
 NUM_MOMENTS = 160
@@ -132,6 +134,11 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate  # type: ignore[method-assign,assignment]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign,assignment]
 
+    def name_groups(self, names: Mapping[str, str]) -> None:
+        """What the ranks of groups share, where it is known only after some of them were used."""
+        self._names = names
+        self._groups.clear()
+
     def begin(self, phase: Phase) -> None:
         """All until the next phase is of this one."""
         if phase == "save":
@@ -176,7 +183,7 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         phase = self._find_phase()
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._count_exchange(func, args, phase)
+            self._count_exchange(func, args, result, phase)
             self._track(result)
             return
         changes = self._track(result)
@@ -245,11 +252,11 @@ class StepObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return call_unobserved
 
-    def _count_exchange(self, func: Any, args: Any, phase: Phase) -> None:
+    def _count_exchange(self, func: Any, args: Any, result: Any, phase: Phase) -> None:
         operation = OPERATIONS.get(func.overloadpacket.__name__)
         if operation is None:
             return
-        sizes = [_count_bytes(each) for each in args]
+        sizes = [_count_bytes(each) for each in (*args, result)]
         if operation in BUFFERED:
             tensors = [each for each in tree_iter(args) if isinstance(each, Tensor)]
             self.label(
@@ -382,7 +389,7 @@ def _count_flops(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, i
         flops = 2 * batch * heads * rows * key.shape[2] * products
         is_causal = args[causal_index] if len(args) > causal_index else kwargs.get("is_causal", False)
         return "attention", flops // 2 if is_causal else flops
-    if func.namespace == "primus" and packet.__name__.rpartition("::")[2] in GROUPED:
+    if packet is GROUPED_PRODUCT or (func.namespace == "primus" and packet.__name__.rpartition("::")[2] in GROUPED):
         rows, other = args[:2]
         return "grouped_product", 2 * rows.shape[0] * rows.shape[1] * other.shape[-1]
     formula = flop_registry.get(packet)

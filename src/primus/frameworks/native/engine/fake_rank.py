@@ -14,10 +14,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from msgspec import structs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import FSDPModule
 
 from primus.callback import CONVENTION
 from primus.config.checks import data_parallel_size
@@ -37,57 +35,21 @@ from primus.frameworks.native.layout_settings import LayoutSettings
 from primus.frameworks.native.support import read_own_settings
 from primus.frameworks.native.training_settings import TrainingSettings
 from primus.models.counts import flops_per_token
-from primus.prediction.rank_record import Kind, MemoryMoment, MemoryParts, RankRecord
+from primus.prediction.rank_record import RankRecord
 from primus.session.fake_run.fake_group import join_fake_group
+from primus.session.fake_run.fake_record import (
+    ExecutedRank,
+    StepPlan,
+    build_record,
+    list_local,
+    list_states,
+    list_unsharded_gradients,
+)
 from primus.session.fake_run.observer import StepObserver
-from primus.session.ranks.torch_processes import TorchProcesses, read_peak_host_memory
+from primus.session.ranks.torch_processes import TorchProcesses
 
 SHARDED = ("data", "context", "tensor", "pipeline", "expert", "sequence", "stage")
 """Axes of a layout whose groups have their names."""
-
-
-class StepPlan:
-    """How many micro batches a step has, and how many of them show all that it does.
-
-    Args:
-        trainer: The experiment.
-        world: Its processes.
-    """
-
-    def __init__(self, trainer: Trainer, world: int) -> None:
-        training, self.num_stages = trainer.training, trainer.parallel.pipeline_model_parallel_size
-        replicas = data_parallel_size(trainer.parallel, world)
-        batch = training.global_batch_size or training.micro_batch_size * replicas
-        self.micro_batches = max(1, batch // (training.micro_batch_size * replicas))
-        self.groups = read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank
-        self.executed = min(self.micro_batches, self._count_needed())
-
-    def _count_needed(self) -> int:
-        """One is not enough where gradients of several add up; with stages, as many as are under way, and two more: the
-        first of them meets gradients of others, and the second adds what each further one does."""
-        if self.num_stages == 1:
-            return 2
-        if self.groups == 1:
-            return self.num_stages + 2
-        # In rounds of as many micro batches as there are stages; other numbers pass all forward first.
-        return 3 * self.num_stages if self.micro_batches % self.num_stages == 0 else self.micro_batches
-
-    @property
-    def schedule(self) -> str:
-        """See `pipeline.Pipeline`."""
-        if self.num_stages == 1:
-            return "none"
-        if self.groups == 1:
-            return "1F1B" if self.micro_batches >= self.num_stages else "GPipe"
-        count = self.micro_batches
-        return "Interleaved1F1B" if count % max(1, count // self.num_stages) == 0 else "LoopedBFS"
-
-    @property
-    def bubble(self) -> float:
-        """Share of the step that a stage waits (arXiv 2104.04473, section 2.2), of which it is (p - 1) / (v m) of the
-        rest."""
-        waiting = self.num_stages - 1
-        return waiting / (self.groups * self.micro_batches + waiting)
 
 
 def run_fake_rank(experiment: Experiment, rank: int, world: int, devices_per_node: int) -> RankRecord:
@@ -104,7 +66,7 @@ def run_fake_rank(experiment: Experiment, rank: int, world: int, devices_per_nod
     """
     started = time.monotonic()
     trainer = experiment.trainer
-    plan = StepPlan(trainer, world)
+    plan = StepPlan(trainer, world, read_own_settings(trainer, LayoutSettings).num_virtual_stages_per_pipeline_rank)
     compiles = trainer.training.device != "cpu" and _compiles(trainer, world)
     with ExitStack() as stack:
         stack.enter_context(join_fake_group(rank, world))
@@ -114,58 +76,18 @@ def run_fake_rank(experiment: Experiment, rank: int, world: int, devices_per_nod
         modes = FakeTensorMode(allow_non_fake_inputs=True)
         observer = StepObserver(name_groups(layout), devices_per_node, is_fake=True)
         model, saved_bytes = execute_step(trainer, layout, rank, world, plan.executed, observer, modes)
-    missing = plan.micro_batches - plan.executed
-    peak, timeline, kept = observer.find_moments()
-    waiting = _measure_waiting(trainer, observer, plan)
-    peak = _add_waiting(peak, waiting, missing)
-    timeline = tuple(_add_waiting(moment, waiting, missing) for moment in timeline)
-    window = plan.num_stages if plan.groups > 1 else 1
-    return RankRecord(
+    executed = ExecutedRank(
         framework="native",
         rank=rank,
-        kind=_find_kind(layout),
-        stage=layout.pipeline.rank,
-        num_stages=layout.pipeline.size,
-        layers=tuple(n for group in model.stage.groups for n in group),
         world_size=world,
         devices_per_node=devices_per_node,
-        micro_batches=plan.micro_batches,
-        executed_micro_batches=plan.executed,
-        in_flight=-(-observer.most_in_flight // plan.groups),
-        schedule=plan.schedule,
-        bubble=plan.bubble,
-        peak=peak,
-        kept=kept,
-        timeline=timeline,
-        passes=observer.list_passes(),
-        exchanges=observer.list_exchanges(missing, window, plan.groups),
-        work=observer.list_work(missing, window, plan.groups),
+        stage=layout.pipeline.rank,
+        layers=tuple(n for group in model.stage.groups for n in group),
         saved_bytes=saved_bytes,
         assumptions=tuple(_list_assumptions(trainer, plan, compiles)),
         seconds=time.monotonic() - started,
-        process_bytes=read_peak_host_memory(),
     )
-
-
-def _measure_waiting(trainer: Trainer, observer: StepObserver, plan: StepPlan) -> MemoryParts:
-    """What each micro batch of a step has from the beginning: its tokens and targets, which a pipeline copies, and
-    there its weight and the buffers into which torch.distributed.pipelining receives."""
-    training, has_stages = trainer.training, plan.num_stages > 1
-    received = sum(each.total_bytes for each in observer.list_exchanges() if each.operation == "receive")
-    tokens = training.micro_batch_size * training.seq_length * torch.int64.itemsize
-    return MemoryParts(
-        communication=received // plan.executed,
-        activations=4 * tokens + torch.float64.itemsize if has_stages else 2 * tokens,
-    )
-
-
-def _add_waiting(moment: MemoryMoment, waiting: MemoryParts, count: int) -> MemoryMoment:
-    parts = structs.replace(
-        moment.parts,
-        communication=moment.parts.communication + count * waiting.communication,
-        activations=moment.parts.activations + count * waiting.activations,
-    )
-    return structs.replace(moment, parts=parts)
+    return build_record(executed, trainer, plan, observer)
 
 
 def execute_step(
@@ -201,10 +123,9 @@ def execute_step(
         fill_state(optimizer)
         if initialize is not None:
             initialize(model)
-        observer.label("weights", [*_list_local(model.parameters()), *model.buffers()])
+        observer.label("weights", [*list_local(model.parameters()), *model.buffers()])
         inner = optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer
-        states = [each for state in inner.state.values() for each in state.values() if isinstance(each, Tensor)]
-        observer.label("optimizer", _list_local(states))
+        observer.label("optimizer", list_local(list_states(inner)))
         _observe_passes(model, optimizer, observer)
         trainable = replace(trainable, timer=_PassEnd(observer))
         for module in model.modules() if fake_mode is not None else ():
@@ -236,7 +157,7 @@ def _observe_passes(model: Transformer, optimizer: torch.optim.Optimizer, observ
 
     def begin_micro_batch(*_: Any) -> None:
         # Several micro batches add up gradients before they are reduced.
-        observer.label("gradients", _list_unsharded_gradients(model))
+        observer.label("gradients", list_unsharded_gradients(model))
         observer.begin_micro_batch()
 
     def begin_backward(gradient: Tensor) -> None:
@@ -248,32 +169,12 @@ def _observe_passes(model: Transformer, optimizer: torch.optim.Optimizer, observ
 
     def begin_update(*_: Any) -> None:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
-        observer.label("gradients", _list_local(gradients))
+        observer.label("gradients", list_local(gradients))
         observer.begin("optimizer")
 
     model.register_forward_pre_hook(begin_micro_batch, prepend=True)
     model.register_forward_hook(end_forward)
     optimizer.register_step_pre_hook(begin_update)
-
-
-def _list_unsharded_gradients(model: Transformer) -> list[Tensor]:
-    found: list[Tensor] = []
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        group = module._get_fsdp_state()._fsdp_param_group
-        for parameter in group.fsdp_params if group is not None else ():
-            whole = getattr(parameter, "_unsharded_param", None)
-            found += [
-                each
-                for each in (parameter.unsharded_accumulated_grad, getattr(whole, "grad", None))
-                if each is not None
-            ]
-    return found
-
-
-def _list_local(tensors: Any) -> list[Tensor]:
-    return [each._local_tensor if hasattr(each, "_local_tensor") else each for each in tensors]
 
 
 def _spread_evenly(counts_P: Tensor, rows: int) -> list[int]:
@@ -315,13 +216,6 @@ def name_groups(layout: Layout) -> dict[str, str]:
         if group is not None:
             named.setdefault(group.group_name, name)  # it may be the group that shards weights
     return named
-
-
-def _find_kind(layout: Layout) -> Kind:
-    stage = layout.pipeline
-    if stage.size == 1:
-        return "only"
-    return "first" if stage.rank == 0 else "last" if stage.rank == stage.size - 1 else "middle"
 
 
 def _compiles(trainer: Trainer, world: int) -> bool:

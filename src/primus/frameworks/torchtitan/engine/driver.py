@@ -78,6 +78,11 @@ class TorchTitanEngine(Engine):
         return self._titan.dataloader.data_size
 
     @property
+    def trainer(self) -> TitanTrainer:
+        """torchtitan's trainer."""
+        return self._titan
+
+    @property
     def model(self) -> torch.nn.Module:
         """The model, or this process's first part of it in a pipeline."""
         return self._titan.model_parts[0]

@@ -58,7 +58,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         with join_single_process(processes), _set_local_rank(attempt.local_rank):
             attempt.beat("init")
             folder = attempt.run.directory / "torchtitan"
-            with _explain_refusal():
+            with explain_refusal():
                 engine = TorchTitanEngine(
                     trainer, layout, folder=folder, device=processes.device, eod_id=session.data.eod_id
                 )
@@ -78,7 +78,7 @@ def _set_local_rank(local_rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def _explain_refusal() -> Iterator[None]:
+def explain_refusal() -> Iterator[None]:
     """Turn what torchtitan and PyTorch raise while they build the trainer into an error of the configuration."""
     try:
         yield
