@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,9 +51,13 @@ BROKEN = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for the folders of all tests: mypy takes most of its time for the modules of primus and of Python."""
+    """One cache for the folders of all tests: mypy takes most of its time for the modules of primus and of Python,
+    which `make lint` has read already."""
+    folder, of_lint = tmp_path_factory.mktemp("mypy"), EXAMPLES.parents[1] / ".mypy_cache"
+    if of_lint.exists():
+        shutil.copytree(of_lint, folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MYPY_CACHE_DIR", str(tmp_path_factory.mktemp("mypy")))
+        patched.setenv("MYPY_CACHE_DIR", str(folder))
         yield
 
 

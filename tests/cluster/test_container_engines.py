@@ -41,6 +41,10 @@ ABACUS = """\
 modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 2}}}
 """
 ENGINES = {"podman": Podman, "docker": Docker}
+IN_DOCKER = pytest.mark.parametrize(
+    "engine", [pytest.param("docker", marks=pytest.mark.cluster("docker"))], indirect=True
+)
+"""For what is about the task: one engine shows it."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.cluster(name)) for name in ENGINES])
@@ -115,6 +119,7 @@ def test_files_that_dockers_root_leaves_to_a_user_are_named_and_given_back(engin
         assert {path.owner() for path in (run, *run.rglob("*"))} == {user.name}
 
 
+@IN_DOCKER
 @pytest.mark.native
 def test_a_drill_in_a_container_recovers_from_a_killed_and_a_stopped_rank(engine: Podman, workplace: Path) -> None:
     (workplace / "e.yaml").write_text(EXPERIMENT)
@@ -130,6 +135,7 @@ def test_a_drill_in_a_container_recovers_from_a_killed_and_a_stopped_rank(engine
     assert engine("ps", "-aq") == "", "it is removed"
 
 
+@IN_DOCKER
 @pytest.mark.native
 def test_cells_of_a_comparison_run_in_one_container_or_in_one_each(engine: Podman, workplace: Path) -> None:
     (workplace / "e.yaml").write_text(EXPERIMENT)
