@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from msgspec import structs
 
 from primus.checkpoint.formats.adapter import AdaptedWeights
 from primus.checkpoint.initial_weights import InitialWeights
@@ -25,6 +26,17 @@ from primus.session.settings.adapter_settings import AdapterSettings
 
 SPEC = load_model("tiny.yaml")
 SETTINGS = AdapterSettings(peft="lora", peft_dim=4, peft_alpha=8)
+KINDS = {
+    "lora": SETTINGS,
+    "rslora": structs.replace(SETTINGS, peft_rslora=True),
+    "dora": structs.replace(SETTINGS, peft="dora"),
+}
+PEFT_DORA = [
+    "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight",
+    "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight",
+    "base_model.model.model.layers.0.mlp.down_proj.lora_magnitude_vector",
+]
+"""Tensors of a layer as peft 0.21.2 saves them."""
 
 
 def build_adapted(settings: AdapterSettings) -> Transformer:
@@ -41,9 +53,10 @@ def train_steps(model: Transformer, tokens: torch.Tensor) -> None:
         train_step(trainable, optimizer, [(tokens, tokens)], learning_rate=1e-2, clip_grad=1.0)
 
 
-def test_merged_files_have_the_logits_of_the_trained_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_files_have_the_logits_of_the_trained_model(tmp_path: Path, kind: str) -> None:
     tokens = torch.randint(SPEC.vocab_size, (2, 16), generator=torch.Generator().manual_seed(1))
-    model, plain = build_adapted(SETTINGS), build_model(SPEC, "cpu", 1)
+    model, plain = build_adapted(KINDS[kind]), build_model(SPEC, "cpu", 1)
     assert torch.equal(model(tokens), plain(tokens)), "training begins with the model as it is"
     train_steps(model, tokens)
     weights = {name: weight for name, weight in model.named_parameters() if ADAPTER not in name}
@@ -54,8 +67,18 @@ def test_merged_files_have_the_logits_of_the_trained_model(tmp_path: Path) -> No
     assert torch.allclose(compute_logits(SPEC, merged, tokens), expected, atol=1e-5)
     assert not torch.allclose(compute_logits(SPEC, InitialWeights(SPEC, 1), tokens), expected, atol=1e-3)
     config = tmp_path / "adapter" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
-    with pytest.raises(PrimusError, match="use_dora: only plain LoRA is merged"):
+    written = json.loads(config.read_text())
+    assert (written["use_dora"], written["use_rslora"]) == (kind == "dora", kind == "rslora")
+    names = [name for name in merged._file.list_tensors() if name.startswith(PEFT_DORA[0].partition(".lora_")[0])]
+    assert names == (PEFT_DORA if kind == "dora" else PEFT_DORA[:2])
+    # A pattern of peft gives one matrix another scale.
+    place = ".".join(PEFT_DORA[0].split(".")[2:-2])
+    config.write_text(json.dumps(written | {"alpha_pattern": {"layers.0.mlp.down_proj": 0}}))
+    base, changed = InitialWeights(SPEC, 1), AdaptedWeights(InitialWeights(SPEC, 1), tmp_path / "adapter")
+    assert kind == "dora" or torch.equal(changed.read(f"{place}.weight"), base.read(f"{place}.weight"))
+    assert torch.equal(*(each.read(f"{place.replace('.0.', '.1.')}.weight") for each in (changed, merged)))
+    config.write_text(json.dumps(written | {"modules_to_save": ["lm_head"]}))
+    with pytest.raises(PrimusError, match="modules_to_save: only LoRA and DoRA are merged"):
         AdaptedWeights(InitialWeights(SPEC, 1), tmp_path / "adapter")
 
 
@@ -73,7 +96,7 @@ def test_a_pattern_chooses_layers() -> None:
     [
         ({"peft_dim": 0}, "peft_dim: 0: Expected `int` >= 1"),
         ({"peft_target_modules": ["linear_qvk"]}, "did you mean 'linear_qkv'"),
-        ({"peft": "dora"}, "native trains lora"),
+        ({"peft": "dora", "peft_dropout": 0.1}, "native trains dora without it"),
         ({"load": None}, "load names no model to adapt"),
         ({"peft_dmi": 8}, "did you mean 'peft_dim'"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,10 @@ from primus.web.hub import name_cached_model, split_revision
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-OTHER_FORMS = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save", "use_qalora")
-"""Settings of adapters that are not a product of two matrices with one scale."""
+LENGTH = ".lora_magnitude_vector"
+"""Of DoRA: the length of each row of the adapted weight."""
+OTHER_FORMS = ("fan_in_fan_out", "modules_to_save", "use_qalora", "use_bdlora", "lora_bias")
+"""Settings of adapters that are more than a product of two matrices, or of matrices that stand otherwise."""
 
 
 class AdapterFiles(NamedTuple):
@@ -51,10 +54,10 @@ def has_adapter(checkpoint: Path) -> bool:
     return (checkpoint / ADAPTER_FOLDER / ADAPTER_CONFIG).is_file()
 
 
-def name_parts(weight: str) -> tuple[str, str]:
-    """The names of the two matrices that belong to a weight of the hub."""
+def name_parts(weight: str) -> tuple[str, str, str]:
+    """The names of the two matrices that belong to a weight of the hub, and of the lengths of its rows."""
     module = PREFIX + weight.removesuffix(".weight")
-    return module + DOWN, module + UP
+    return module + DOWN, module + UP, module + LENGTH
 
 
 def name_base(load: str, folder: Path) -> tuple[str, str]:
@@ -109,7 +112,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     others = [name for name in OTHER_FORMS if config.get(name)]
     if config.get("peft_type") != "LORA" or others:
         what = ", ".join(others) or f"peft_type {config.get('peft_type')}"
-        raise PrimusError(f"{file}: {what}: only plain LoRA is merged", "merge it with peft: merge_and_unload()")
+        raise PrimusError(f"{file}: {what}: only LoRA and DoRA are merged", "merge it with peft: merge_and_unload()")
     return config
 
 
@@ -145,8 +148,7 @@ class AdaptedWeights:
 
     def __init__(self, base: WeightReader, folder: Path) -> None:
         config = read_config(folder)
-        root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
-        self._base, self._scale = base, config["lora_alpha"] / root
+        self._base, self._config = base, config
         self._file = SafetensorsFile(folder / WEIGHTS_FILE)
         found, known = self._file.list_tensors(), base.list_tensors()
         self._adapted = {
@@ -154,6 +156,7 @@ class AdaptedWeights:
             for name, info in known.items()
             if name.endswith(".weight") and self._fits(name_parts(name), info.shape, found)
         }
+        self._has_length = {name for name in self._adapted if name_parts(name)[2] in found}
         surplus = set(found) - {part for name in self._adapted for part in name_parts(name)}
         if surplus:
             raise PrimusError(
@@ -167,12 +170,24 @@ class AdaptedWeights:
         weight = self._base.read(name, rows)
         if name not in self._adapted:
             return weight
-        down, up = name_parts(name)
-        product = self._file.read(up, rows).float() @ self._file.read(down).float()
-        return (weight.float() + self._scale * product).to(weight.dtype)
+        down, up, length = name_parts(name)
+        down_RD = self._file.read(down).float()
+        product = self._file.read(up, rows).float() @ down_RD
+        merged = weight.float() + self._compute_scale(name, len(down_RD)) * product
+        if name in self._has_length:
+            merged *= (self._file.read(length, rows).float() / merged.norm(dim=1)).unsqueeze(1)
+        return merged.to(weight.dtype)
 
-    def _fits(self, parts: tuple[str, str], shape: tuple[int, ...], found: Mapping[str, TensorInfo]) -> bool:
-        down, up = (found.get(part) for part in parts)
+    def _compute_scale(self, name: str, rank: int) -> float:
+        """Of one matrix; a pattern is a regular expression of the end of its name (peft, get_pattern_key)."""
+        patterns = self._config.get("alpha_pattern") or {}
+        module = name.removesuffix(".weight")
+        fitting = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+        alpha = float(next(fitting, self._config["lora_alpha"]))
+        return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def _fits(self, parts: tuple[str, str, str], shape: tuple[int, ...], found: Mapping[str, TensorInfo]) -> bool:
+        down, up = (found.get(part) for part in parts[:2])
         if down is None or up is None:
             return False
         return (up.shape[0], down.shape[1]) == shape and up.shape[1] == down.shape[0]

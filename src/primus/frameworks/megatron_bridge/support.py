@@ -73,6 +73,8 @@ def _check_model(trainer: Trainer, settings: BridgeSettings) -> None:
 
 def _check_adapters(trainer: Trainer, settings: BridgeSettings) -> None:
     check_targets(settings, allows_other_names=trainer.model.num_experts is not None)
+    if settings.peft_rslora:
+        raise UsageError("peft_rslora: Megatron-Bridge divides by the rank", "set peft_alpha times sqrt(peft_dim)")
     if settings.peft != "none" and trainer.training.init == "engine" and trainer.checkpoint.load is None:
         raise UsageError(
             f"peft: {settings.peft}: adapters need a model whose weights can be restored",

@@ -249,8 +249,8 @@ def _check_adapters(trainer: Trainer) -> None:
     settings = read_settings(trainer.backend_args, AdapterSettings)
     if settings.peft == "none":
         return
-    if settings.peft != "lora":
-        raise UsageError(f"peft: {settings.peft}: native trains lora", "set peft: lora, or framework: megatron_bridge")
+    if settings.peft == "dora" and settings.peft_dropout:
+        raise UsageError("peft_dropout: native trains dora without it", "set peft_dropout: 0, or peft: lora")
     check_targets(settings)
     parallel = trainer.parallel
     for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
@@ -259,4 +259,4 @@ def _check_adapters(trainer: Trainer) -> None:
     load, finetune = trainer.checkpoint.load, trainer.checkpoint.finetune
     if load is None or not (finetune or is_foreign(load)):
         problem = "load names no model to adapt" if load is None else "training cannot continue from load"
-        raise UsageError(f"peft: lora: {problem}", "set load: CHECKPOINT and finetune: true")
+        raise UsageError(f"peft: {settings.peft}: {problem}", "set load: CHECKPOINT and finetune: true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,10 +25,17 @@ class AdapterSettings(Struct, frozen=True, kw_only=True):
     """Rank of the adapters."""
     peft_alpha: Annotated[int, Meta(ge=1)] = 32
     """Scale of the adapters, divided by peft_dim."""
+    peft_rslora: bool = False
+    """Divide peft_alpha by the square root of peft_dim (rsLoRA, arXiv 2312.03732)."""
     peft_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of the inputs of adapters that is dropped."""
     peft_target_modules: tuple[str, ...] = TARGETS
     """Matrices that get adapters; patterns with * choose layers."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of an adapter's matrices."""
+        return self.peft_alpha / (math.sqrt(self.peft_dim) if self.peft_rslora else self.peft_dim)
 
 
 S = TypeVar("S", bound=Struct)

@@ -1,4 +1,7 @@
-"""Adapters (LoRA, arXiv 2106.09685) next to the matrices of native's layers, and their tensors by the names of peft.
+"""Adapters next to the matrices of native's layers, and their tensors by the names of peft.
+
+LoRA (arXiv 2106.09685) adds a product of two matrices to a weight. DoRA (arXiv 2402.09353) also learns the length of
+each row of the sum.
 
 Shape suffixes: D input width, R rank, F output width.
 """
@@ -33,21 +36,41 @@ MATRICES = {
 
 
 class Adapter(nn.Module):
-    """alpha / R x up(down(dropout(x))), in the dtype of its input."""
+    """Adds scale x up(down(dropout(x))) to a projection, in the dtype of its input."""
 
     def __init__(self, linear: Linear, settings: AdapterSettings) -> None:
         super().__init__()
         rank, place = settings.peft_dim, linear.weight.device
         self.down_RD = nn.Parameter(torch.empty(rank, linear.in_features, device=place))
         self.up_FR = nn.Parameter(torch.empty(linear.out_features, rank, device=place))
-        self.scale = settings.peft_alpha / rank
+        self.scale = settings.scale
         self.dropout = settings.peft_dropout
+        self.length_F: nn.Parameter | None = None
+        if settings.peft == "dora":
+            self.length_F = nn.Parameter(torch.empty(linear.out_features, device=place))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, linear: Linear) -> Tensor:
+        """The projection `y` of `x` by `linear`, adapted."""
+        delta = self._multiply(x)
+        if self.length_F is None:
+            return y + delta
+        weight_FD = linear.weight.detach().float()
+        sum_FD = torch.addmm(weight_FD, self.up_FR.float(), self.down_RD.float(), alpha=self.scale)
+        # The length is a constant in the gradient, as in section 4.3 of the paper and in peft.
+        ratio_F = (self.length_F / measure_rows(sum_FD).detach()).to(x.dtype)
+        bias = 0 if linear.bias is None else linear.bias.to(y.dtype)
+        return y + (ratio_F - 1) * (y - bias) + ratio_F * delta
+
+    def _multiply(self, x: Tensor) -> Tensor:
         # Evaluation and generation take no gradients, and drop nothing.
         if self.dropout and torch.is_grad_enabled():
             x = F.dropout(x, self.dropout)
         return F.linear(F.linear(x, self.down_RD.to(x.dtype)), self.up_FR.to(x.dtype)) * self.scale
+
+
+def measure_rows(weight_FD: Tensor) -> Tensor:
+    """The length of each row."""
+    return torch.linalg.vector_norm(weight_FD, dim=1)
 
 
 def add_adapters(model: Transformer, settings: AdapterSettings) -> None:
@@ -75,11 +98,17 @@ def add_adapters(model: Transformer, settings: AdapterSettings) -> None:
 
 
 def initialize_adapters(model: Transformer, seed: int) -> None:
-    """Fill the adapters in place, sharded or not: `up` is zero, so that training begins with the model as it is."""
-    for name, weight in model.named_parameters():
+    """Fill the adapters in place, sharded or not, so that training begins with the model as it is: `up` is zero.
+
+    The weights under them are loaded; every process must call this.
+    """
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
         if ADAPTER not in name:
             continue
         value = torch.zeros(weight.shape)
+        if name.endswith("length_F"):
+            value = measure_rows(_copy_whole(weights[f"{name.rpartition(ADAPTER)[0]}.weight"]).float())
         if name.endswith("down_RD"):
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             bound = 1 / math.sqrt(weight.shape[1])
@@ -98,7 +127,8 @@ def collect_adapter_files(model: Transformer, load: str) -> AdapterFiles:
     settings = model.adapters
     tensors = dict(_iterate_tensors(model))
     sizes = settings.peft_dim, settings.peft_alpha, settings.peft_dropout
-    return AdapterFiles(load, build_config(tensors, *sizes, model.spec.num_layers), tensors)
+    forms = {"use_dora": settings.peft == "dora", "use_rslora": settings.peft_rslora}
+    return AdapterFiles(load, build_config(tensors, *sizes, model.spec.num_layers) | forms, tensors)
 
 
 def _iterate_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
@@ -110,10 +140,14 @@ def _iterate_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
             continue
         parts = [part.name for part in rules[f"{name.removesuffix('.adapter')}.weight"].hub]
         down_RD, up_FR = _copy_whole(module.down_RD), _copy_whole(module.up_FR)
-        for part, rows_FR in zip(parts, up_FR.split([shapes[part][0] for part in parts]), strict=True):
-            down_name, up_name = name_parts(part)
+        sizes = [shapes[part][0] for part in parts]
+        for part, rows_FR in zip(parts, up_FR.split(sizes), strict=True):
+            down_name, up_name, _ = name_parts(part)
             yield down_name, down_RD
             yield up_name, rows_FR
+        if module.length_F is not None:
+            for part, rows_F in zip(parts, _copy_whole(module.length_F).split(sizes), strict=True):
+                yield name_parts(part)[2], rows_F
 
 
 def _copy_whole(weight: Tensor) -> Tensor:

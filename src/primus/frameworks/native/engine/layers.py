@@ -33,7 +33,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.multiply(x, None if self.bias is None else self.bias.to(x.dtype))
-        return y if self.adapter is None else y + self.adapter(x)
+        return y if self.adapter is None else self.adapter(x, y, self)
 
 
 class RowLinear(Linear):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -65,10 +66,14 @@ def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) ->
         yield "use_distributed_optimizer", is_state_sharded(model)
     yield APPLIED_NORM, _measure_applied_norm(model, optimizer)
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
-    yield "peft", "lora" if adapters else "none"
+    kind = "lora" if adapters and adapters[0].length_F is None else "dora"
+    yield "peft", kind if adapters else "none"
     if adapters:
         yield "peft_dim", adapters[0].down_RD.shape[0]
-        yield "peft_alpha", round(adapters[0].scale * adapters[0].down_RD.shape[0])
+        rank = adapters[0].down_RD.shape[0]
+        is_root = model.adapters is not None and model.adapters.peft_rslora
+        yield "peft_alpha", round(adapters[0].scale * (math.sqrt(rank) if is_root else rank))
+        yield "peft_rslora", is_root
         yield "peft_dropout", adapters[0].dropout
 
 
