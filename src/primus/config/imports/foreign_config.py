@@ -48,6 +48,8 @@ class ForeignConfig(Struct):
     """Name of the experiment or model preset that it becomes."""
     framework: str | None = None
     """Backend that trains with these settings; None for a file that describes only a model."""
+    stage: str = "pre_trainer"
+    """Module of the experiment."""
     model: dict[str, ConfigValue] = field(default_factory=dict)
     """Keys of the model."""
     settings: dict[str, ConfigValue] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def _format_experiment(config: ForeignConfig) -> str:
         _format_line("workspace", parts.workspace),
         "",
         "modules:",
-        "  pre_trainer:",
+        f"  {config.stage}:",
         f"    framework: {config.framework}",
         f"    model: {parts.preset}.yaml" if parts.preset else "    model: null  # its shape is below",
         "    overrides:",
@@ -224,7 +224,7 @@ def _list_sizes(model: dict[str, ConfigValue]) -> tuple[Any, ...]:
 
 def _fill_data(config: ForeignConfig, settings: dict[str, ConfigValue]) -> None:
     """Random tokens where the file names no data that primus can find."""
-    if any(settings.get(key) for key in ("dataset", "train_data_path", "mock_data")):
+    if any(settings.get(key) for key in ("dataset", "train_data_path", "sft_data_path", "mock_data")):
         return
     if settings.get("valid_data_path") or settings.get("test_data_path"):
         for key in ("valid_data_path", "test_data_path"):

@@ -1,4 +1,4 @@
-"""Turn a file of Megatron-LM, torchtitan, MaxText or Hugging Face into an experiment or model preset."""
+"""Turn a file of Megatron-LM, torchtitan, MaxText, Axolotl, LLaMA-Factory or Hugging Face into an experiment."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `config import`."""
 
     file: Positional
-    """Bash script or quoted command line of Megatron-LM or MaxText, torchtitan TOML or Python file, MaxText YAML, or
-    config.json."""
+    """Bash script or quoted command line of Megatron-LM or MaxText, torchtitan TOML or Python file, YAML file of
+    MaxText, Axolotl or LLaMA-Factory, or config.json."""
     args: PositionalList = []
     """Arguments of a script: import run.sh dsw 7B."""
     output: str | None = None
