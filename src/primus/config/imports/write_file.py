@@ -125,14 +125,17 @@ def _comment_others(config: ForeignConfig) -> list[str]:
         listed = ", ".join(f"{key} {value}" for key, value in config.defaults.items())
         lines += [
             "#",
-            *textwrap.wrap(
-                f"Not in the file; defaults of {config.framework or 'transformers'}: {listed}", 118, **_COMMENT
-            ),
+            *textwrap.wrap(f"Not in the file; defaults of {_name_source(config)}: {listed}", 118, **_COMMENT),
         ]
     if config.unchanged:
         listed = ", ".join(config.unchanged)
         lines += ["#", *textwrap.wrap(f"As {config.framework} has it by default: {listed}", 118, **_COMMENT)]
     return [_escape_line(line) for line in lines]
+
+
+def _name_source(config: ForeignConfig) -> str:
+    is_theirs = config.framework is None or config.stage != "pre_trainer"
+    return "transformers" if is_theirs else str(config.framework)
 
 
 def _escape_line(line: str) -> str:
