@@ -15,14 +15,19 @@ import engine_steps
 import torch
 
 from primus.checkpoint.convert import compare_weights
+from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.formats.open import open_checkpoint
 from primus.checkpoint.formats.optimizer_state import open_training_state
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.frameworks.huggingface.engine.driver import TransformersEngine
+from primus.frameworks.huggingface.packed_experts import UnpackedExperts
 from primus.patches import torch_cpu_log_softmax
 from primus.session.ranks.torch_processes import TorchProcesses, join_processes
 
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.05}
+MIXTRAL = EXPERTS | {"moe_router_pre_softmax": False}
+QWEN = EXPERTS | {"qk_layernorm": True, "kv_channels": 32, "moe_ffn_hidden_size": 48, "first_k_dense_replace": 1}
 ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
 
 
@@ -37,6 +42,11 @@ def compare_kinds() -> dict[str, dict[str, float]]:
     }
     masked = engine_steps.build_trainer("llama", data={"eod_mask_loss": True})
     recomputed = engine_steps.build_trainer("llama", training={"recompute_activations": True})
+    sparse = {
+        "mixtral": engine_steps.build_trainer("llama", model=MIXTRAL, training={"recompute_activations": True}),
+        "qwen3_moe": engine_steps.build_trainer("llama-tied", model=QWEN),
+    }
+    found |= {name: engine_steps.compare_with_native(build_engine, trainer) for name, trainer in sparse.items()}
     return found | {
         "trained": engine_steps.compare_trained_model(build_engine),
         "masked": engine_steps.compare_with_native(build_engine, masked, 7),
@@ -45,7 +55,7 @@ def compare_kinds() -> dict[str, dict[str, float]]:
 
 
 def resume() -> dict[str, object]:
-    trainer = engine_steps.build_trainer("qwen2.5")
+    trainer = engine_steps.build_trainer("llama-tied", model=MIXTRAL)
     whole = build_engine(trainer)
     whole.load_weights(engine_steps.draw_weights(trainer))
     engine_steps.train_engine(whole, trainer, 0, 3)
@@ -54,11 +64,15 @@ def resume() -> dict[str, object]:
         resumed = build_engine(trainer)
         resumed.load(Path(folder))
         opened = open_checkpoint(folder, trainer.model)
-        own = {name: value.detach() for name, value in whole.model.named_parameters()}
-        differences = [each.name for each in compare_weights(TensorDict(own), opened.weights)]
+        modules = TensorDict({name: value.detach() for name, value in whole.model.named_parameters()})
+        own = UnpackedExperts(modules, list_hub_shapes(trainer.model))
+        differences = [each.name for each in compare_weights(own, opened.weights)]
         training = open_training_state(opened)
         assert training is not None
-        moments = {name: sorted(source.list_tensors()) == sorted(own) for name, source in training.moments.items()}
+        moments = {
+            name: sorted(source.list_tensors()) == sorted(own.list_tensors())
+            for name, source in training.moments.items()
+        }
     expected = engine_steps.train_engine(whole, trainer, 3, 6)
     return {
         "expected": expected,

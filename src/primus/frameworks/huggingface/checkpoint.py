@@ -35,7 +35,18 @@ def open_weights(found: FoundCheckpoint, spec: ModelSpec, trust_pickle: bool) ->
     from primus.checkpoint.views import PrefixedWeights
 
     stored = DcpFolder(found.folder)
-    return HuggingFaceWeights(found.folder, spec, PrefixedWeights(stored, _find_prefix(stored.list_tensors()) or ""))
+    named = PrefixedWeights(stored, _find_prefix(stored.list_tensors()) or "")
+    return HuggingFaceWeights(found.folder, spec, _unpack(named, spec))
+
+
+def _unpack(weights: WeightReader, spec: ModelSpec) -> WeightReader:
+    """By the names of files, where those of modules differ."""
+    if spec.num_experts is None:
+        return weights
+    from primus.checkpoint.family import list_hub_shapes
+    from primus.frameworks.huggingface.packed_experts import UnpackedExperts
+
+    return UnpackedExperts(weights, list_hub_shapes(spec))
 
 
 def read_training_state(found: FoundCheckpoint, spec: ModelSpec, weights: WeightReader) -> TrainingState | None:
@@ -52,6 +63,6 @@ def read_training_state(found: FoundCheckpoint, spec: ModelSpec, weights: Weight
     if folder is None:
         return None
     moments: dict[str, WeightReader] = {
-        moment: PrefixedWeights(folder, "optimizer.state.", f".{moment}") for moment in MOMENTS
+        moment: _unpack(PrefixedWeights(folder, "optimizer.state.", f".{moment}"), spec) for moment in MOMENTS
     }
     return TrainingState(moments, read_updates(folder), read_position(found), read_param_groups(folder))

@@ -24,6 +24,8 @@ from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
 from primus.frameworks.huggingface.engine import settings_in_force
+from primus.frameworks.huggingface.packed_experts import list_module_names, read_module_tensor
+from primus.frameworks.huggingface.support import KEYS
 from primus.session.engine import Engine, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory
 from primus.session.settings.settings_in_force import LiveSetting
@@ -42,7 +44,8 @@ class TransformersEngine(Engine):
     def __init__(self, trainer: Trainer, processes: TorchProcesses, masked_token: int | None = None) -> None:
         self._trainer, self._processes, self._masked_token = trainer, processes, masked_token
         self._device = processes.device
-        self._model: Any = build_model(trainer.model).to(self._device)
+        is_cast = trainer.training.bf16 and processes.world == 1
+        self._model: Any = build_model(trainer.model, is_cast).to(self._device)
         self._model.train()
         if trainer.training.recompute_activations:
             self._model.gradient_checkpointing_enable()
@@ -66,12 +69,12 @@ class TransformersEngine(Engine):
     def load_weights(self, weights: WeightReader) -> None:
         names = dict(self._model.named_parameters())  # a tied head is listed once, as the embedding
         found = weights.list_tensors()
-        for name in sorted(names.keys() ^ found.keys()):
+        for name in sorted(names.keys() ^ list_module_names(found)):
             where = "the weights lack" if name in names else "the model has no"
             raise PrimusError(f"{where} {name}", "load weights of this model")
         with torch.no_grad():
             for name, parameter in names.items():
-                value = weights.read(name).to(self._device, torch.float32)
+                value = read_module_tensor(weights, name, found).to(self._device, torch.float32)
                 if isinstance(parameter, DTensor):
                     value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.copy_(value)
@@ -85,9 +88,10 @@ class TransformersEngine(Engine):
         for index, (inputs, targets) in enumerate(pairs):
             if isinstance(self._model, FSDPModule):
                 self._model.set_requires_gradient_sync(index == len(pairs) - 1)
-            part = scale * self._compute_loss(inputs, targets)
-            part.backward()
-            loss += part.detach()
+            part, routers = self._compute_losses(inputs, targets)
+            # Losses of routers count by the share of these targets, and are not reported.
+            (scale * (part + routers * (targets != -100).sum())).backward()
+            loss += scale * part.detach()
         loss, norm = self._sum_over_processes(loss), self._compute_norm()
         skipped = not (bool(loss.isfinite()) and bool(norm.isfinite()))
         if not skipped:
@@ -100,7 +104,7 @@ class TransformersEngine(Engine):
         totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         for batch in batches:
             inputs, targets = self._place_batch(batch)
-            totals += torch.stack([self._compute_loss(inputs, targets), (targets != -100).sum().double()])
+            totals += torch.stack([self._compute_losses(inputs, targets)[0], (targets != -100).sum().double()])
         loss, tokens = self._sum_over_processes(totals).tolist()
         return loss, int(tokens)
 
@@ -159,12 +163,26 @@ class TransformersEngine(Engine):
         inputs, targets = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device) for part in parts)
         return inputs, targets
 
-    def _compute_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the losses of all tokens that have a target, float64."""
+    def _compute_losses(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the losses of all tokens that have a target, and the loss of the routers for one token, float64."""
+        options = {} if self._trainer.model.num_experts is None else {"output_router_logits": True}
         with self._choose_precision():
-            logits = self._model(input_ids=inputs, use_cache=False).logits
-        losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
-        return losses.sum(dtype=torch.float64)
+            found = self._model(input_ids=inputs, use_cache=False, **options)
+        logits = found.logits.float().flatten(0, 1)
+        losses = F.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="none")
+        routers = torch.zeros((), dtype=torch.float64, device=self._device)
+        for each in found.router_logits if options else ():
+            routers = routers + self._compute_router_loss(each.float())
+        return losses.sum(dtype=torch.float64), routers
+
+    def _compute_router_loss(self, logits: Tensor) -> Tensor:
+        """Of one layer, [tokens, experts], as Megatron-LM and native: E x sum of (share of choices) x (mean score), and
+        the mean square of log-sum-exp. The class of transformers has one balancing loss over all layers."""
+        model, (tokens, experts) = self._trainer.model, logits.shape
+        counts = torch.bincount(logits.topk(model.moe_router_topk).indices.flatten(), minlength=experts)
+        balance = (counts * logits.softmax(-1).sum(0)).sum() * (experts / (tokens * tokens * model.moe_router_topk))
+        z = logits.logsumexp(-1).square().mean()
+        return model.moe_aux_loss_coeff * balance + self._trainer.backend_args.get(KEYS[0], 0.0) * z
 
     def _choose_precision(self) -> AbstractContextManager[Any]:
         """Autocast to bf16 in one process; FSDP2's policy casts in several."""
@@ -206,10 +224,12 @@ class TransformersEngine(Engine):
         return {"no_dist": True} if alone else {"process_group": self._processes.writer_group}
 
 
-def build_model(spec: ModelSpec) -> Any:
-    """The model of Transformers with the shape of `spec`, in float32 on the CPU."""
+def build_model(spec: ModelSpec, is_cast: bool = False) -> Any:
+    """The model of Transformers with the shape of `spec`, in float32 on the CPU; `is_cast` for one under autocast."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = json.loads(format_model_config(spec).text)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    # Autocast does not know grouped products, which are the default.
+    options = {"experts_implementation": "eager"} if spec.num_experts is not None and is_cast else {}
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32, **options)
