@@ -89,18 +89,19 @@ def test_attention_takes_the_layout_that_the_packed_projection_gives() -> None:
     assert relative_error(packed.grad, expected.double()) < 1e-2
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_sink_takes_a_share_of_the_attention_and_adds_nothing(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "has_mask"), [(None, False), (3, True), (3, False)])
+def test_a_sink_takes_a_share_of_the_attention_and_adds_nothing(window: int | None, has_mask: bool) -> None:
+    """Without a mask, a window is in blocks, of which the last one is not whole."""
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, heads, 7, 4, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
     sinks = torch.randn(4, dtype=torch.float64, generator=generator).requires_grad_()
-    mask = None if window is None else documents.limit_to_window(None, window, 7, q.device)
+    mask = documents.limit_to_window(None, window, 7, q.device) if window and has_mask else None
     distance = torch.arange(7)[:, None] - torch.arange(7)[None, :]
     visible = (distance >= 0) & (distance < (window or 7))
     scores = (q @ k.repeat_interleave(2, 1).mT / 2.0).masked_fill(~visible, -torch.inf)
     shares = torch.cat((scores, sinks.view(1, 4, 1, 1).expand(2, -1, 7, -1)), -1).softmax(-1)[..., :-1]
     expected = shares @ v.repeat_interleave(2, 1)
-    found = ops.causal_attention(q, k, v, mask, sinks)
+    found = ops.causal_attention(q, k, v, mask, sinks, window=window)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     ours, plain = (torch.autograd.grad(each.square().sum(), sinks) for each in (found, expected))
     torch.testing.assert_close(ours, plain, rtol=1e-11, atol=1e-12)

@@ -164,7 +164,8 @@ def _format_table(comparison: EngineComparison) -> str:
 
 def _format_row(each: EngineParity) -> list[str]:
     if not each.steps:
-        return [each.engine, "0", "-", "-", "-", "-", "-", "-", "-"]
+        state = "refused" if any(setting.is_refused for setting in each.settings) else "failed"
+        return [each.engine, "0", state, "-", "-", "-", "-", "-", "-"]
     above = "no" if each.first_step_above is None else f"from step {each.first_step_above}"
     other_rate = each.first_step_of_other_learning_rate
     tokens = {None: "not known", True: "equal", False: f"differ at step {each.first_step_of_other_tokens}"}

@@ -77,10 +77,11 @@ def attend(
     sinks_H: Tensor | None = None,
     cache: LayerCache | None = None,
     softcap: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Causal attention of this process's queries to the keys of the whole sequence, which `context` shares.
 
-    Shapes, `mask`, `sinks_H` and `softcap` are those of `ops.causal_attention`, S the part of a sequence in
+    Shapes, `mask`, `sinks_H`, `softcap` and `window` are those of `ops.causal_attention`, S the part of a sequence in
     `take_context`; with a cache the keys are those of all its tokens.
     """
     if context.size > 1:
@@ -89,7 +90,7 @@ def attend(
     if cache is not None:
         k_BKSC, v_BKSC = cache.extend(k_BKSC, v_BKSC)
     if context.size == 1 or mask is not None:
-        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H, softcap)
+        return ops.causal_attention(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H, softcap, window)
     # Each of the two chunks sees the keys up to its own end.
     early, late = q_BHSC.chunk(2, 2)
     first_end = (context.rank + 1) * early.shape[2]

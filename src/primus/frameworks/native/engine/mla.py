@@ -23,9 +23,9 @@ from primus.models.counts import head_dim, value_head_dim
 class LatentAttention(nn.Module):
     """Causal latent attention; in weights, the two channels that rotate together are neighbors."""
 
-    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout, window: int | None = None) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.window = layout, window
         assert spec.kv_lora_rank and spec.qk_head_dim and spec.qk_pos_emb_head_dim
         hidden, epsilon = spec.hidden_size, spec.norm_epsilon
         heads = share(spec.num_attention_heads, layout.tensor)
@@ -58,8 +58,8 @@ class LatentAttention(nn.Module):
         # torch's fused kernels take values as wide as keys.
         padding = max(q_BSHC.shape[-1] - self.value_dim, 0)
         q, k, v = (each.transpose(1, 2) for each in (q_BSHC, k_BSHC, F.pad(v_BSHV, (0, padding))))
-        mixed_BHSV = attend(q, k, v, mask, self.layout.context, cache=self.cache)[..., : self.value_dim]
-        return self.output(mixed_BHSV.transpose(1, 2).flatten(2))
+        mixed_BHSC = attend(q, k, v, mask, self.layout.context, cache=self.cache, window=self.window)
+        return self.output(mixed_BHSC[..., : self.value_dim].transpose(1, 2).flatten(2))
 
     def _project_queries(self, x_BSD: Tensor) -> Tensor:
         if self.query is not None:

@@ -355,7 +355,8 @@ class Transformer(nn.Module):
         return taken
 
     def _build_masks(self, mask: Tensor | None, tokens_BS: Tensor) -> dict[int | None, Tensor | None]:
-        """The mask of this process's queries for the layers with each window; None for all keys that are not later."""
+        """The mask of this process's queries for the layers with each window; None for all keys that are not later, of
+        which a window leaves the last ones."""
         length, context = tokens_BS.shape[1], self.layout.context
         masks: dict[int | None, Tensor | None] = {}
         for window in {layer.window for layer in self.transformer_layers}:
@@ -363,8 +364,9 @@ class Transformer(nn.Module):
                 masks[window] = take_context(self.cache.build_mask(window), context, 2)
                 continue
             is_short = window is not None and window < length
-            # A part of the queries with sinks or limited scores has no mask of its own.
-            if is_short or ((self.spec.attention_sinks or self.spec.attn_logit_softcapping) and context.size > 1):
+            # A part of the queries with a window, sinks or limited scores has no mask of its own.
+            is_special = is_short or self.spec.attention_sinks or self.spec.attn_logit_softcapping is not None
+            if (is_short and mask is not None) or (is_special and context.size > 1):
                 limited = documents.limit_to_window(mask, window or length, length, tokens_BS.device)
                 masks[window] = take_context(limited, context, 2)
             else:
@@ -436,7 +438,7 @@ class TransformerLayer(nn.Module):
         self.window = kind.window
         before, after = spec.pre_layernorm, spec.post_layernorm
         self.attention_norm = build_norm(spec) if before else nn.Identity()
-        self.attention = (LatentAttention if spec.multi_latent_attention else Attention)(spec, layout)
+        self.attention = (LatentAttention if spec.multi_latent_attention else Attention)(spec, layout, kind.window)
         self.attention_post_norm = build_norm(spec) if after else nn.Identity()
         self.feed_forward_norm = build_norm(spec) if before else nn.Identity()
         self.feed_forward = _build_feed_forward(spec, kind, layout)
@@ -463,9 +465,9 @@ def _build_feed_forward(spec: ModelSpec, kind: LayerKind, layout: Layout) -> nn.
 class Attention(nn.Module):
     """Causal grouped-query attention; rows of `qkv` are queries, then keys, then values of the heads of a process."""
 
-    def __init__(self, spec: ModelSpec, layout: Layout) -> None:
+    def __init__(self, spec: ModelSpec, layout: Layout, window: int | None) -> None:
         super().__init__()
-        self.layout, self.head_dim = layout, head_dim(spec)
+        self.layout, self.head_dim, self.window = layout, head_dim(spec), window
         self.heads = share(spec.num_attention_heads, layout.tensor)
         self.groups = share(num_query_groups(spec), layout.tensor)
         width = (self.heads + 2 * self.groups) * self.head_dim
@@ -494,7 +496,9 @@ class Attention(nn.Module):
         q_BSHC = q_BSHC if self.query_scale == 1.0 else q_BSHC * self.query_scale
         q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
         q_BHSC, k_BKSC, v_BKSC = (each.transpose(1, 2) for each in (q_BSHC, k_BSKC, v_BSKC))
-        mixed_BHSC = attend(q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks, self.cache, self.softcap)
+        mixed_BHSC = attend(
+            q_BHSC, k_BKSC, v_BKSC, mask, self.layout.context, self.sinks, self.cache, self.softcap, self.window
+        )
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 

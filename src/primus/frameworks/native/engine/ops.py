@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 
+SINK_CHANNELS = 8
+"""Channels of a sink: one has its logit, and kernels want a multiple of eight."""
+
 QUERY_ROWS = 128
 """Queries in one block of the attention's backward pass: the scores of a block stay in the cache."""
 
@@ -120,6 +123,7 @@ def causal_attention(
     mask: Tensor | None = None,
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
 
@@ -130,7 +134,10 @@ def causal_attention(
         mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
         sinks_H: For each head the logit of one more key, which has no value (gpt-oss).
         softcap: Soft limit of the scores, softcap x tanh(score / softcap) (Gemma 2); not with sinks.
+        window: Without a mask, how many of the last keys each query sees; all when None.
     """
+    if mask is None and window is not None and window < q_BHSC.shape[2]:
+        return _attend_in_blocks(q_BHSC, k_BKSC, v_BKSC, sinks_H, softcap, window)
     if softcap is not None:
         return _attend_softly(q_BHSC, k_BKSC, v_BKSC, mask, softcap)
     if sinks_H is not None:
@@ -143,16 +150,19 @@ def causal_attention(
     return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
 
-def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+def _compute_attention(
+    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     grouped, (queries, keys) = q_BHSC.shape[1] != k_BKSC.shape[1], (q_BHSC.shape[2], k_BKSC.shape[2])
-    if queries < keys:
+    if mask is None and queries < keys:
         if q_BHSC.device.type == "cpu":
             # As CausalBias is made to on a CPU; it cannot be created while a mode observes operators.
             mask = torch.ones((queries, keys), dtype=torch.bool, device=q_BHSC.device).tril(keys - queries)
         else:
             mask = causal_lower_right(queries, keys)
-        return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, mask, enable_gqa=grouped)
-    return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q_BHSC, k_BKSC, v_BKSC, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
 
 
 def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor) -> Tensor:
@@ -167,16 +177,43 @@ def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tens
     return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
 
 
+def _attend_in_blocks(
+    q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, sinks_H: Tensor | None, softcap: float | None, window: int
+) -> Tensor:
+    """Blocks of as many queries as the window has keys, which see their own block and the one before: a mask of the
+    whole sequence, or scores, would grow with its square."""
+    batch, _, length, _ = q_BHSC.shape
+    blocks = [F.pad(x, (0, 0, 0, -length % window)).unflatten(2, (-1, window)) for x in (q_BHSC, k_BKSC, v_BKSC)]
+    number = blocks[0].shape[2]
+    q, k, v = (x.transpose(1, 2) for x in blocks)
+    # [B, N, K, 2 W, C]; before the first block are zeros, which nothing sees.
+    k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], x), 3) for x in (k, v))
+    rows = torch.arange(window, device=q.device).unsqueeze(1)
+    keys = torch.arange(2 * window, device=q.device)
+    seen = (keys > rows) & (keys <= rows + window)
+    first = torch.arange(number, device=q.device).view(-1, 1, 1, 1) > 0
+    mask = (seen & (first | (keys >= window))).repeat(batch, 1, 1, 1)
+    mixed = causal_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, sinks_H, softcap)
+    return mixed.unflatten(0, (batch, number)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
 def _attend_with_sinks(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, sinks_H: Tensor) -> Tensor:
-    """The sink is a last key of zeros, whose logit is its entry in the mask: torch's kernels know no sinks."""
-    length = q_BHSC.shape[2]
-    if mask is None:
-        mask = torch.ones((1, 1, length, length), dtype=torch.bool, device=q_BHSC.device).tril()
-    hidden = torch.zeros(mask.shape, dtype=q_BHSC.dtype, device=q_BHSC.device).masked_fill(~mask, -math.inf)
-    heads = hidden.expand(-1, q_BHSC.shape[1], -1, -1)
-    sinks = sinks_H.to(q_BHSC.dtype).view(1, -1, 1, 1).expand(hidden.shape[0], -1, length, -1)
-    k_BKSC, v_BKSC = (F.pad(x, (0, 0, 0, 1)) for x in (k_BKSC, v_BKSC))
-    return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, torch.cat((heads, sinks), -1))
+    """The sink is the first key, which only a further channel of the queries sees: torch's kernels know no sinks, and
+    as an entry in the mask it would need one of each head."""
+    batch, heads, length, channels = q_BHSC.shape
+    if length == 1 and mask is not None:  # of a cache, whose keys are not repeated for a single query
+        hidden = torch.zeros(mask.shape, dtype=q_BHSC.dtype, device=q_BHSC.device).masked_fill(~mask, -math.inf)
+        sinks = sinks_H.to(q_BHSC.dtype).view(1, -1, 1, 1).expand(hidden.shape[0], -1, 1, -1)
+        k_BKSC, v_BKSC = (F.pad(x, (0, 0, 0, 1)) for x in (k_BKSC, v_BKSC))
+        whole = torch.cat((hidden.expand(-1, heads, -1, -1), sinks), -1)
+        return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, whole)
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BKSC, v_BKSC))
+    sink = (sinks_H * math.sqrt(channels)).to(q_BHSC.dtype).view(1, -1, 1, 1).expand(batch, -1, -1, -1)
+    q = F.pad(F.pad(q_BHSC, (0, 1), value=1.0), (0, SINK_CHANNELS - 1))
+    k = torch.cat((F.pad(sink, (channels, SINK_CHANNELS - 1)), F.pad(k, (0, SINK_CHANNELS))), 2)
+    v = F.pad(v, (0, SINK_CHANNELS, 1, 0))
+    mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+    return _compute_attention(q, k, v, mask, channels**-0.5)[..., :channels]
 
 
 def _attend_softly(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None, softcap: float) -> Tensor:
