@@ -52,6 +52,7 @@ from primus.models.counts import (
 from primus.observer import ObserverPlugIn
 from primus.patch import PatchPlugIn
 from primus.report.charts import select_wide
+from primus.reward import Reward
 from primus.runtime import JobRuntime, NodeRuntime, Runtime
 from primus.task import Task, TaskContext
 
@@ -286,6 +287,7 @@ PLUG_IN_USES = {
     "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
     "observers/last_step.py": "`observers: last_step` in an experiment",
+    "rewards/short.py": "`rewards: {short: 0.1}` in an experiment of `train rl`",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
     "frameworks/counting/__init__.py": "`framework: counting` in an experiment",
@@ -313,6 +315,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Observer": (ObserverPlugIn, ("observers/last_step.py",), ""),
+    "Reward": (Reward, ("rewards/short.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),
     "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
     "Framework": (Framework, ("frameworks/counting/__init__.py",), ""),

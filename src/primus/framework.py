@@ -91,7 +91,7 @@ class Framework(Protocol):
     @optional_value(("pre_trainer",))
     def STAGES(self) -> Collection[str]:
         """Modules of an experiment that `train` takes: ``pre_trainer`` for `train pretrain`, ``post_trainer`` for
-        `train posttrain`. Default: pre_trainer."""
+        `train posttrain`, ``rl_trainer`` for `train rl`. Default: pre_trainer."""
         ...
 
     @property

@@ -28,13 +28,14 @@ from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.framework import CHECKPOINTS, EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
 from primus.observer import OBSERVERS
 from primus.patch import PATCHES
+from primus.reward import REWARDS
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
 KINDS: dict[str, PlugInKind[Any]] = {
     kind.name: kind
     for kind in (
-        *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, OBSERVERS, SOURCES, PATCHES),
+        *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, OBSERVERS, REWARDS, SOURCES, PATCHES),
         *(FRAMEWORKS, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES, CHECKPOINTS),
     )
 }

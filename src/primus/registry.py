@@ -34,6 +34,7 @@ FOLDERS = {
     "benchmarks": "benchmarks",
     "callbacks": "callbacks",
     "observers": "observers",
+    "rewards": "rewards",
     "patches": "patches",
     "profiles": "machine/profiles",
     "architectures": "machine/architectures",

@@ -54,13 +54,13 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct -- pretrain_gpt.py", "'pretrain_gpt.py' is a script, not a task", "config import reads scripts"),
         (
             "direct -- runs",
-            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch",
+            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, rollouts, show, watch",
             "",
         ),
         ("direct -- runs lst", "no task 'runs lst'", "did you mean 'list'?"),
         (
             "direct -- runs --workspace x",
-            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, show, watch",
+            "'runs' needs one of: clean, compare, diff, export, gate, import, list, plot, rollouts, show, watch",
             "",
         ),
         ("direct -- bx -- runs list", "no runtime or task 'bx'", "did you mean 'box'?"),

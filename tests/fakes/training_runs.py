@@ -14,12 +14,17 @@ from primus.runtime import LaunchRequest
 
 
 def write_training_run(
-    folder: Path, defaults: Mapping[str, Any], name: str = "run", framework: str = "native", **settings: Any
+    folder: Path,
+    defaults: Mapping[str, Any],
+    name: str = "run",
+    framework: str = "native",
+    stage: str = "pre_trainer",
+    **settings: Any,
 ) -> Run:
     """The run `name` below `folder`; `settings` win over `defaults`."""
     run = Run(folder / name)
     module = {"framework": framework, "model": "tiny", "overrides": {**defaults, **settings}}
-    written = {"exp_name": "test", "workspace": str(folder), "modules": {"pre_trainer": module}}
+    written = {"exp_name": "test", "workspace": str(folder), "modules": {stage: module}}
     write_text(run.config, yaml.safe_dump(written))
     write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
     return run

@@ -15,8 +15,16 @@ from primus.runtime import RUNTIMES, LaunchRequest
 
 TASK_GROUPS = {
     "training": (
-        *("train pretrain", "train posttrain", "config init", "config check", "config show", "config schema"),
-        *("config import", "config export", "config examples"),
+        *("train pretrain", "train posttrain", "train rl"),
+        *(
+            "config init",
+            "config check",
+            "config show",
+            "config schema",
+            "config import",
+            "config export",
+            "config examples",
+        ),
     ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
@@ -28,7 +36,8 @@ TASK_GROUPS = {
         "evaluate",
     ),
     "runs and jobs": (
-        *("runs list", "runs show", "runs watch", "runs plot", "runs diff", "runs compare", "runs gate", "runs clean"),
+        *("runs list", "runs show", "runs watch", "runs plot", "runs diff", "runs compare", "runs gate"),
+        *("runs rollouts", "runs clean"),
         *("diagnose", "drill"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),

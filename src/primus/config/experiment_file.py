@@ -36,7 +36,7 @@ class ExperimentFile(ConfigGroup, frozen=True, kw_only=True):
     extends: str | list[str] = field(default_factory=list)
     """Files that this one changes; later ones win over earlier ones."""
     modules: dict[str, ModuleFile]
-    """pre_trainer, post_trainer or sft_trainer."""
+    """pre_trainer, post_trainer, sft_trainer or rl_trainer."""
 
 
 TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")

@@ -52,7 +52,7 @@ WITHOUT_MODULES = (
 )
 """Hint for a file of another tool."""
 STAGES: tuple[str, ...] = get_args(Stage)
-COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain"}
+COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain", "rl_trainer": "train rl"}
 """The command that trains a module."""
 
 

@@ -12,7 +12,7 @@ from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
-_FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer)\.(overrides\.)?")
+_FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer|rl_trainer)\.(overrides\.)?")
 
 NESTED = ("env", "backend_args")
 """Keys with arbitrary subkeys: `env.NAME=value`."""

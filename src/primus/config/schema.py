@@ -23,7 +23,7 @@ from primus.config.model_spec import (
 from primus.config.model_spec import ConfigGroup as ConfigGroup
 from primus.config.model_spec import ModelSpec as ModelSpec
 
-Stage = Literal["pre_trainer", "post_trainer", "sft_trainer"]
+Stage = Literal["pre_trainer", "post_trainer", "sft_trainer", "rl_trainer"]
 
 
 class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
@@ -94,8 +94,8 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     test_data_path: str | list[str | float] | None = None
     """Prefix or blend of the test data; a split of the training data when null."""
     sft_data_path: str | list[str | float] | None = None
-    """Instruction data for `train posttrain`: a JSONL or parquet file of conversations or prompts, hf:NAME, several of
-    them, or a blend: weight, file, ..."""
+    """Data of `train posttrain` and `train rl`: a JSONL or parquet file of conversations or prompts, hf:NAME, several
+    of them, or a blend: weight, file, ..."""
     sft_valid_data_path: str | list[str | float] | None = None
     """Instruction data for validation; a split of sft_data_path when null."""
     packed_sequence: bool = False

@@ -30,7 +30,7 @@ from primus.runs.files import write_json, write_text
 from primus.task import TaskContext
 
 RESULT_FILE, PAGE_FILE = "drill.json", "drill.html"
-TASKS = (("train", "pretrain"), ("train", "posttrain"))
+TASKS = (("train", "pretrain"), ("train", "posttrain"), ("train", "rl"))
 
 
 def check_command(command: Sequence[str]) -> None:

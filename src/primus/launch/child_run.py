@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from primus.config.load import COMMANDS
 from primus.config.schema import Stage
 from primus.launch.signals import find_exit_code, raise_on_signals
 from primus.process import end_program, set_parent_death_signal
@@ -38,7 +39,7 @@ def train_in_child(
     A signal that asks this process to stop is passed on: the run saves what it has and ends; a second one kills it.
     """
     processes = ["--nproc", str(nproc)] if nproc else []
-    task = ["train", "posttrain" if stage == "post_trainer" else "pretrain"]
+    task = COMMANDS[stage].split()
     command = [sys.executable, "-m", "primus", "direct", *processes, "--", *task, "--config", str(file)]
     child = subprocess.Popen(
         [*command, *words, "--json"],

@@ -27,7 +27,7 @@ INSISTS_AFTER_S = 3.0
 launcher."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a worker to save and exit; SIGUSR1 is the warning before a time limit or a preemption."""
-PHASES = ("init", "data", "compile", "train", "eval", "test", "checkpoint", "profile", "exit")
+PHASES = ("init", "data", "compile", "train", "rollout", "eval", "test", "checkpoint", "profile", "exit")
 """Activities that a worker reports; the hang timeout depends on them."""
 
 

@@ -42,8 +42,9 @@ FORMULAS = {
 class PreferenceSettings(Struct, frozen=True, kw_only=True):
     """What is learnt from sft_data_path."""
 
-    loss: Literal["sft", "dpo", "ipo", "orpo", "simpo"] = "sft"
-    """sft learns answers; the others learn to prefer one answer to another, from rows with chosen and rejected."""
+    loss: Literal["sft", "dpo", "ipo", "orpo", "simpo", "grpo", "dapo", "dr_grpo", "gspo"] = "sft"
+    """sft learns answers; dpo to simpo learn to prefer one answer to another, from rows with chosen and rejected; grpo
+    to gspo (`train rl`) learn from rewards of completions of prompts."""
     beta: Annotated[float, Meta(gt=0)] | None = None
     """Strength of a preference; 0.1 when null, of simpo 2."""
     gamma: Annotated[float, Meta(ge=0)] = 1.0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from primus.config.schema import DataConfig, Trainer
 from primus.config.token_files import parse_weighted_sources
 from primus.data.instruction.chat_template import build_missing_template_error, read_chat_template
 from primus.data.instruction.examples import HUB, Message, read_examples
 from primus.data.instruction.pairs import read_pairs
+from primus.data.instruction.policy_settings import learns_from_rewards
+from primus.data.instruction.preference_settings import learns_preferences
+from primus.data.instruction.prompts import read_prompts
 from primus.data.tokenizers.sibling_files import open_siblings
 
 CHECKED_ROWS = 10_000
@@ -20,12 +25,12 @@ ENCODED_ROWS = 200
 """Rows of a file that are tokenized: 0.1 s."""
 
 
-def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
+def check_rows(data: DataConfig, backend_args: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """Check the first rows of local files, and that the tokenizer renders their conversations.
 
     Args:
         data: Names the files.
-        are_pairs: Whether each row has two answers to a prompt.
+        backend_args: Settings of the framework, which say what the rows are.
 
     Returns:
         A note for each source with rows that only the workers check, when training begins.
@@ -38,7 +43,7 @@ def check_rows(data: DataConfig, *, are_pairs: bool = False) -> list[str]:
         if source.startswith(HUB):
             notes.append(f"{source}: its rows are checked when training begins, not before the launch")
             continue
-        conversation, rows = None, _read_conversations(source, are_pairs)
+        conversation, rows = None, _read_conversations(source, backend_args)
         for number, messages in enumerate(islice(rows, CHECKED_ROWS), 1):
             if conversation is None and messages is not None:
                 conversation = (f"{source}:{number}", messages)
@@ -61,9 +66,10 @@ def check_first_masks(trainer: Trainer) -> list[str]:
     from primus.data.instruction.dataset import encode_rows
     from primus.data.instruction.encode import ExampleEncoder, join_examples
     from primus.data.instruction.mask_check import check_masks, refuse_problems
-    from primus.data.instruction.preference_settings import learns_preferences
 
     data, notes = trainer.data, list[str]()
+    if learns_from_rewards(trainer.backend_args):
+        return []  # what counts is what the model generates
     if data.tokenizer_model is None or not Path(os.path.expanduser(data.tokenizer_model)).exists():
         return [] if data.tokenizer_model is None else [f"{data.tokenizer_model}: not on this machine; masks unchecked"]
     encoder, are_pairs = ExampleEncoder(data.tokenizer_model, data.train_on), learns_preferences(trainer.backend_args)
@@ -87,11 +93,13 @@ def list_sources(data: DataConfig) -> list[str]:
     return [source for key, value in given.items() for source, _ in parse_weighted_sources(value, key)]
 
 
-def _read_conversations(source: str, are_pairs: bool) -> Iterator[list[Message] | None]:
+def _read_conversations(source: str, backend_args: Mapping[str, Any]) -> Iterator[list[Message] | None]:
     """The messages of each row; None for texts."""
-    if not are_pairs:
-        return (example.messages for example in read_examples(source))
-    return (None if isinstance(pair.prompt, str) else [*pair.prompt, *pair.chosen] for pair in read_pairs(source))
+    if learns_from_rewards(backend_args):
+        return (None if isinstance(row.prompt, str) else row.prompt for row in read_prompts(source))
+    if learns_preferences(backend_args):
+        return (None if isinstance(pair.prompt, str) else [*pair.prompt, *pair.chosen] for pair in read_pairs(source))
+    return (example.messages for example in read_examples(source))
 
 
 def _check_template(name: str | None, where: str, messages: list[Message]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
 
 ENGINES = ()
-STAGES = ("pre_trainer", "post_trainer")
+STAGES = ("pre_trainer", "post_trainer", "rl_trainer")
 USES_TORCH = True
 
 

@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from primus import registry
 from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
+from primus.data.instruction.policy_settings import POLICY_FORMULAS, PolicySettings
 from primus.data.instruction.preference_settings import PreferenceSettings
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
@@ -21,14 +23,18 @@ from primus.frameworks.native.training_settings import TrainingSettings
 from primus.models import model_checks
 from primus.models.counts import num_dense_layers, num_query_groups
 from primus.models.model_checks import PIPELINE_KEY
+from primus.reward import REWARDS
 from primus.session.checks import check_no_backend_args, check_session
 from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 FOLDER = Path(__file__).parent
-SETTINGS = (AdapterSettings, KernelSettings, LayoutSettings, PreferenceSettings, RouterSettings, TrainingSettings)
+SETTINGS = (
+    *(AdapterSettings, KernelSettings, LayoutSettings, PolicySettings, PreferenceSettings, RouterSettings),
+    TrainingSettings,
+)
 """Kinds of settings under `overrides:` that are not of the schema."""
 KEYS = tuple(key for kind in SETTINGS for key in kind.__struct_fields__)
-S = TypeVar("S", KernelSettings, LayoutSettings, PreferenceSettings, RouterSettings, TrainingSettings)
+S = TypeVar("S", KernelSettings, LayoutSettings, PolicySettings, PreferenceSettings, RouterSettings, TrainingSettings)
 
 
 def check(experiment: Experiment) -> None:
@@ -57,6 +63,8 @@ def check(experiment: Experiment) -> None:
         _check_routers(trainer)
         _check_adapters(trainer)
         _check_preferences(trainer)
+    if trainer.backend_args or experiment.stage == "rl_trainer":
+        _check_policy(experiment)
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -197,18 +205,77 @@ def _check_routers(trainer: Trainer) -> None:
 def _check_preferences(trainer: Trainer) -> None:
     """Check the settings of preferences, which need pairs of answers, and sequences in one process."""
     settings = read_own_settings(trainer, PreferenceSettings)
-    if settings.loss == "sft":
+    if settings.loss in ("sft", *POLICY_FORMULAS):
         given = [key for key in ("beta", "gamma") if trainer.backend_args.get(key) is not None]
         if given:
-            raise UsageError(f"{given[0]}: the loss is sft", "set loss: dpo, ipo, orpo or simpo, or remove it")
+            raise UsageError(
+                f"{given[0]}: the loss is {settings.loss}", "set loss: dpo, ipo, orpo or simpo, or remove it"
+            )
         return
     if not trainer.data.sft_data_path:
         raise UsageError(f"loss: {settings.loss}: no pairs of answers are named", "set sft_data_path")
+    _check_whole_logits(trainer, settings.loss)
+
+
+def _check_whole_logits(trainer: Trainer, loss: str) -> None:
+    """Refuse what the losses of log-probabilities do not know."""
     if trainer.model.final_logit_softcapping is not None:
-        raise UsageError("final_logit_softcapping: native trains no preferences with it", "choose another model")
+        raise UsageError(f"final_logit_softcapping: native does not train {loss} with it", "choose another model")
     for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         if getattr(trainer.parallel, key) > 1:
-            raise UsageError(f"{key}: native trains preferences with whole layers and sequences", f"set {key}: 1")
+            raise UsageError(f"{key}: native trains {loss} with whole layers and sequences", f"set {key}: 1")
+
+
+def _check_policy(experiment: Experiment) -> None:
+    """Check the settings of reinforcement learning, which is what a module `rl_trainer` does, and no other."""
+    trainer, is_policy = experiment.trainer, experiment.stage == "rl_trainer"
+    loss = read_own_settings(trainer, PreferenceSettings).loss
+    settings = read_own_settings(trainer, PolicySettings)
+    if not is_policy:
+        given = [key for key in PolicySettings.__struct_fields__ if trainer.backend_args.get(key) is not None]
+        if loss in POLICY_FORMULAS or given:
+            problem = f"loss: {loss}" if loss in POLICY_FORMULAS else f"{given[0]}: it is a setting of `train rl`"
+            raise UsageError(f"{problem}: the module is {experiment.stage}", "name the module rl_trainer")
+        return
+    training, names = trainer.training, " or ".join(POLICY_FORMULAS)
+    group, size = settings.num_generations, training.global_batch_size
+    for problem, hint, is_wrong in (
+        (f"module rl_trainer: loss: {loss} needs no rollouts", f"set loss: {names}", loss not in POLICY_FORMULAS),
+        ("module rl_trainer: no prompts are named", "set sft_data_path", not trainer.data.sft_data_path),
+        ("module rl_trainer: no rewards are named", "set rewards: {exact: 1.0}", not settings.rewards),
+        (
+            f"global_batch_size: {size} completions are not whole groups of num_generations {group}",
+            f"use a multiple of {group}",
+            size is None or size % group != 0,
+        ),
+        (
+            f"max_new_tokens: {settings.max_new_tokens} leaves a prompt no room in seq_length {training.seq_length}",
+            "raise seq_length, or lower max_new_tokens",
+            settings.max_new_tokens >= training.seq_length,
+        ),
+        (
+            "updates_per_rollout: above 1 the ratios need temperature: 1",
+            "set one of them to 1",
+            settings.updates_per_rollout > 1 and settings.temperature != 1.0,
+        ),
+        ("compile: rollouts have many lengths", "set compile: false", training.compile is not False),
+        (
+            "eval_interval: train rl evaluates no loss; each step reports its rewards",
+            "remove it",
+            training.eval_interval is not None,
+        ),
+        (
+            "rewards: format needs a regular expression",
+            "set reward_pattern",
+            "format" in settings.rewards and settings.reward_pattern is None,
+        ),
+        ("packed_sequence: rollouts are not packed", "remove it", trainer.data.packed_sequence),
+    ):
+        if is_wrong:
+            raise UsageError(problem, hint)
+    for name in settings.rewards:
+        registry.load_plug_in(REWARDS, name)
+    _check_whole_logits(trainer, loss)
 
 
 def _check_layout(trainer: Trainer) -> None:

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from primus.launch.supervision.heartbeats import RankHeartbeat
 
-PHASE_FACTORS = {"init": 3.0, "data": 3.0, "compile": 6.0, "eval": 3.0, "checkpoint": 3.0, "profile": 3.0, "exit": 3.0}
+PHASE_FACTORS = dict.fromkeys(("init", "data", "rollout", "eval", "checkpoint", "profile", "exit"), 3.0) | {
+    "compile": 6.0
+}
 """Limits of phases in hang time-outs; other phases have 1. No progress is reported while a checkpoint is written."""
 STEP_FACTOR = 5
 """A step may take this many times the median of the last ones, even if that is longer than the time-out."""

@@ -40,10 +40,9 @@ def run(options: Options, context: TaskContext) -> None:
     trainer = resolved.experiment.trainer
     notes = list(resolved.notes)
     if trainer.data.sft_data_path:
-        from primus.data.instruction.preference_settings import learns_preferences
         from primus.data.instruction.row_check import check_first_masks, check_rows  # for fine-tuning only
 
-        notes += check_rows(trainer.data, are_pairs=learns_preferences(trainer.backend_args))
+        notes += check_rows(trainer.data, trainer.backend_args)
         notes += check_first_masks(trainer)
     notes += _check_memory(trainer, options, context)
     notes += _check_packages(trainer, context)

@@ -47,13 +47,11 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     resolved = experiment.resolve_experiment(
         Path(file), context.overrides, context.environ, stage, is_elsewhere=context.runs_elsewhere
     )
-    if resolved.experiment.trainer.data.sft_data_path:
-        from primus.data.instruction.preference_settings import learns_preferences
+    trainer = resolved.experiment.trainer
+    if trainer.data.sft_data_path:
         from primus.data.instruction.row_check import check_rows  # for fine-tuning only
 
-        row_notes = check_rows(
-            resolved.experiment.trainer.data, are_pairs=learns_preferences(resolved.experiment.trainer.backend_args)
-        )
+        row_notes = check_rows(trainer.data, trainer.backend_args)
         resolved = structs.replace(resolved, notes=(*resolved.notes, *row_notes))
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train

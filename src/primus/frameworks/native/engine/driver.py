@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from primus.checkpoint.formats.adapter import has_adapter
 from primus.checkpoint.manifest import read_manifest
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import Trainer, TrainingConfig
+from primus.data.instruction.policy_settings import POLICY_FORMULAS, PolicySettings
 from primus.data.instruction.preference_settings import FORMULAS, PreferenceSettings
 from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
@@ -65,6 +66,9 @@ from primus.session.settings.torch_settings import StepWatch
 from primus.session.start_weights import open_base_weights, open_loaded_weights
 from primus.session.timing.compute_timer import ComputeTime, ComputeTimer
 
+if TYPE_CHECKING:
+    from primus.frameworks.native.engine.reinforcement.rollouts import RolloutCollector
+
 
 class LaunchedStep(NamedTuple):
     """A step that was launched, and may still be running on the device."""
@@ -105,7 +109,16 @@ class NativeEngine(Engine):
         self.trainable = replace(trainable, window=window, timer=self._timer, loss_scale=scale)
         self._objective: PreferenceLoss | None = None
         preferences = read_own_settings(session.trainer, PreferenceSettings)
-        if preferences.loss != "sft":
+        self._rollouts: RolloutCollector | None = None
+        if preferences.loss in POLICY_FORMULAS:
+            from primus.frameworks.native.engine.reinforcement.policy_loss import PolicyLoss  # for `train rl` only
+            from primus.frameworks.native.engine.reinforcement.rollouts import RolloutCollector
+
+            policy = read_own_settings(session.trainer, PolicySettings)
+            loss = self.model.objective = PolicyLoss(preferences.loss, policy, processes.device)
+            self._rollouts = RolloutCollector(session, self.model, loss, policy, processes)
+            self.trainable = replace(self.trainable, count=loss.count_units)
+        elif preferences.loss != "sft":
             self._objective = self.model.objective = PreferenceLoss(preferences, processes.device)
             self.trainable = replace(self.trainable, count=count_pairs)
         self._optimizer = build_optimizer(self.model, session.trainer.optimizer, settings)
@@ -135,6 +148,8 @@ class NativeEngine(Engine):
         """
         transformer, seed = self.model, self._trainer.training.seed
         self._load_reference(session)
+        if self._rollouts is not None:
+            self._rollouts.continue_from(start.step if start else 0)
         # First of all that draws a number; a checkpoint of as many processes restores the generators.
         seed_everything(seed, self._trainer.training.deterministic)
         if start is None or start.weights_only:
@@ -163,10 +178,14 @@ class NativeEngine(Engine):
     def step(self, batches: MicroBatches, learning_rate: float) -> StepValues | RunningStep:
         """One optimizer step; on a GPU it is running when this returns."""
         device = self._processes.device
+        if self._rollouts is not None:
+            read = self._rollouts.collect(batches)
+        else:
+            read = [to_batch(tokens, self._masked_token, device) for tokens in batches]
         result = train_step(
             self.trainable,
             self._optimizer,
-            [to_batch(tokens, self._masked_token, device) for tokens in batches],
+            read,
             learning_rate=learning_rate,
             clip_grad=self._trainer.optimizer.clip_grad,
         )
@@ -213,6 +232,7 @@ class NativeEngine(Engine):
             "recompute_activations": granularity and f"recompute_granularity: {granularity}",
             "recompute_granularity": "recompute_activations: true" if granularity is None else "",
             "bf16": "fp16: true" if settings.fp16 else "",
+            "seq_length": "the longest rollout" if self._rollouts else "",
         }
         return read_settings(self.trainable, self._optimizer, self._watch, {k: v for k, v in reasons.items() if v})
 
@@ -220,6 +240,8 @@ class NativeEngine(Engine):
         return read_peak_memory(self._processes.device)
 
     def close(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
         # It was restricted for the whole process.
         enable_attention(list(ATTENTION))
 
@@ -233,16 +255,29 @@ class NativeEngine(Engine):
         if self._trainer.model.num_experts or self._trainer.model.mtp_num_layers:
             self._results = deque()
             reporters.append(StepMonitor(session, self.model, self._results))
+        if self._rollouts is not None:
+            from primus.frameworks.native.engine.reinforcement.rollout_report import RolloutReporter
+
+            return [*trials, *reporters, RolloutReporter(session, self._rollouts)]
         return [*trials, *reporters, TextSampler(session, self.model)]
 
     def _load_reference(self, session: Session) -> None:
-        """Give a loss of preferences its reference: the weights that the run starts from, also where it resumes."""
+        """Give a loss its reference: the weights that the run starts from, also where it resumes."""
 
         def load_weights_of_start() -> None:
             load_weights(self.model, open_base_weights(self._trainer))
             initialize_adapters(self.model, self._trainer.training.seed)
 
-        objective = self._objective
+        rollouts, objective = self._rollouts, self._objective
+        if rollouts is not None and rollouts.loss.kl_beta > 0 and rollouts.reference is None:
+            from primus.frameworks.native.engine.reinforcement.reference_policy import ReferencePolicy
+
+            dtype = next(self.model.parameters()).dtype
+            built = build_unsharded(self._trainer, self._layout, dtype, session.data.eod_id).requires_grad_(False)
+            other = prepare_model(built, device=self._processes.device).model
+            load_weights(other, open_base_weights(self._trainer))
+            initialize_adapters(other, self._trainer.training.seed)
+            rollouts.reference = ReferencePolicy(other, rollouts.loss.temperature)
         if objective is None or objective.reference_E is not None or not FORMULAS[objective.kind].needs_reference:
             return
         load_reference(objective, self.model, session.data, self._trainer, self._processes, load_weights_of_start)

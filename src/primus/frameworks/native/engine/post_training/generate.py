@@ -66,6 +66,7 @@ def generate(
     sampling: Sampling = GREEDY,
     ends: Collection[int] = (),
     is_end: Callable[[Sequence[int]], bool] = lambda _: False,
+    numbers: Sequence[int] | None = None,
 ) -> Generation:
     """Continue prompts of any lengths. If the model is sharded, every process must call this with the same arguments.
 
@@ -76,6 +77,7 @@ def generate(
         sampling: How tokens are drawn.
         ends: Tokens that end a completion, and belong to it.
         is_end: Whether the tokens of a completion end it.
+        numbers: Of each prompt, by which its draws differ from those of others; its place when None.
 
     Raises:
         UsageError: A prompt is empty, or fills the context of the model.
@@ -86,7 +88,7 @@ def generate(
     parts = (2 * layout.context.size if layout.context.size > 1 else 1) * layout.tensor.size
     rows = [
         _Row(prompt, min(max_new_tokens, context - len(prompt)), _draw_noise(sampling.seed, number, max_new_tokens))
-        for number, prompt in enumerate(prompts)
+        for number, prompt in zip(range(len(prompts)) if numbers is None else numbers, prompts, strict=True)
     ]
     length = max(len(row.prompt) + row.limit for row in rows) + 2 * parts
     documents, tables = model.documents, model.compute_rotary_tables(length, model.frequencies.dtype)

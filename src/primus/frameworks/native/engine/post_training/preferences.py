@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from primus.data.instruction.preference_settings import FORMULAS, PreferenceSettings
-from primus.frameworks.native.engine.loss import IGNORED, choose_chunk
-from primus.frameworks.native.engine.ops import choose_wide_dtype
+from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.pipeline import Batch
+from primus.frameworks.native.engine.post_training.token_scores import compute_token_scores
 
 METRICS = (
     "margin",
@@ -104,21 +103,10 @@ def count_pairs(batch: Batch) -> Tensor:
 def sum_log_probabilities(
     hidden_BSD: Tensor, weight_VD: Tensor, targets_BS: Tensor, examples_BS: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each answer of a micro batch: its number from 0, the sum of log p of its tokens, and how many they are.
-
-    Logits of a chunk of counted tokens are in memory at once, and computed again in the backward pass.
-    """
+    """Of each answer of a micro batch: its number from 0, the sum of log p of its tokens, and how many they are."""
     is_counted_BS = targets_BS != IGNORED
     hidden_TD, targets_T = hidden_BSD[is_counted_BS], targets_BS[is_counted_BS]
-    weight_VD = weight_VD.to(hidden_TD.dtype)
-    size = choose_chunk(weight_VD.shape[0], hidden_TD)
-    chunks = zip(hidden_TD.split(size), targets_T.split(size), strict=True)
-    log_probabilities_T = torch.cat(
-        [
-            checkpoint(_compute_log_probabilities, hidden, weight_VD, targets, use_reentrant=False)
-            for hidden, targets in chunks
-        ]
-    )
+    log_probabilities_T = compute_token_scores(hidden_TD, weight_VD, targets_T).log_probabilities_T
     # The same pair may be in two sequences of a batch.
     row_BS = torch.arange(len(examples_BS), device=examples_BS.device).unsqueeze(1).expand_as(examples_BS)
     keys_T2 = torch.stack((row_BS, examples_BS), -1)[is_counted_BS]
@@ -133,11 +121,6 @@ def combine_scores(scores_E: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None:
         dist.all_reduce(scores_E, dist.ReduceOp.MAX, group)
     return scores_E
-
-
-def _compute_log_probabilities(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
-    logits_TV = F.linear(hidden_TD, weight_VD)
-    return logits_TV.to(choose_wide_dtype(logits_TV.dtype)).log_softmax(1).gather(1, targets_T.unsqueeze(1)).squeeze(1)
 
 
 def _subtract(values_P2: Tensor) -> Tensor:

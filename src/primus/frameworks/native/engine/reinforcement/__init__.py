@@ -1,0 +1,1 @@
+"""Reinforcement learning: completions that the model generates, their rewards, and the losses of them."""

@@ -1,0 +1,1 @@
+"""Rewards that come with the package, each named in an experiment by its file's name."""

@@ -1,0 +1,1 @@
+"""Rewards of completions, computed in a process of their own."""
