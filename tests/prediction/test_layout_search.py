@@ -98,8 +98,8 @@ def test_an_engine_that_cannot_train_the_model_says_why() -> None:
 
 
 def test_a_device_without_figures_names_them() -> None:
-    with pytest.raises(UsageError, match="gb200 lacks memory_bytes"):
-        format_fitted_file("llama3.1_8B", FitRequest("gb200:4", 1, BATCH, None))
+    with pytest.raises(UsageError, match="gh200 lacks memory_bytes"):
+        format_fitted_file("llama3.1_8B", FitRequest("gh200:4", 1, BATCH, None))
 
 
 @pytest.mark.slow

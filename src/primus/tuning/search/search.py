@@ -20,6 +20,7 @@ from primus.task import TaskContext
 from primus.tuning.search import experiment_patch
 from primus.tuning.search.grid import Settings, list_combinations, parse_keys
 from primus.tuning.search.halving import search_best
+from primus.tuning.search.ranking import Predict, RankedCandidate, rank_candidates
 from primus.tuning.search.study import Study, StudyRecord, open_study
 from primus.tuning.search.training import QUIET, TrialTraining, run_training
 from primus.tuning.search.trial import LOSS, TrialResult, measure_run
@@ -44,6 +45,8 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     timeout_s: float
     options: tuple[str, ...] = ()
     """Further options of `direct` for all trials."""
+    predict: Predict | None = None
+    """Predicts candidates, which are tried in this order; those that cannot win are not. None: in that of the keys."""
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
@@ -64,6 +67,8 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     """Steps of all trials."""
     share_of_grid: float
     """Share of the steps that every combination would take in the last rung."""
+    ranking: list[RankedCandidate] = []
+    """All candidates with their predictions, in the order in which they were tried."""
     trials: list[TrialResult]
 
 
@@ -81,7 +86,8 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
     base = [_resolve(request, context, {}, steps) for steps in (request.rungs[0], request.rungs[-1])][-1]
     for key, values in keys.items():
         _check_key(request, context, key, values)
-    candidates = _list_different_candidates(request, context)
+    ranking = _rank_candidates(request, context)
+    candidates = [each.settings for each in ranking if not each.excluded]
     record = StudyRecord(config=request.config, keys=keys, metric=request.metric)
     with open_study(
         Path(request.workspace),
@@ -91,8 +97,11 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
         shares_host=request.metric == LOSS,
     ) as study:
         context.say(f"study: {study.folder}; {len(candidates)} candidates, {request.metric}")
+        for each in ranking:
+            if each.excluded:
+                context.say(f"  {_format_ranked(each)}")
         best_first = search_best(candidates, request.rungs, partial(_measure_all, request, context, study))
-        return _summarize(request, study, best_first, len(candidates))
+        return _summarize(request, study, best_first, ranking)
 
 
 def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
@@ -105,10 +114,10 @@ def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
     resolved = _resolve(request, context, {}, request.rungs[-1])
     for key, values in keys.items():
         _check_key(request, context, key, values)
-    candidates = _list_different_candidates(request, context)
+    candidates = _rank_candidates(request, context)
     steps = " then ".join(map(str, request.rungs))
     lines = [f"{len(candidates)} candidates for {resolved.experiment.exp_name}, by {request.metric}, {steps} steps"]
-    lines += [f"  {_format_briefly(settings)}" for settings in candidates[:MOST_LISTED]]
+    lines += [f"  {_format_ranked(each)}" for each in candidates[:MOST_LISTED]]
     return lines + ([f"  and {len(candidates) - MOST_LISTED} more"] if len(candidates) > MOST_LISTED else [])
 
 
@@ -160,6 +169,19 @@ def _list_different_candidates(request: SearchRequest, context: TaskContext) -> 
             content = str(number)
         found.setdefault(content, settings)
     return list(found.values())
+
+
+def _rank_candidates(request: SearchRequest, context: TaskContext) -> list[RankedCandidate]:
+    steps = request.rungs[-1]
+    candidates = _list_different_candidates(request, context)
+    return rank_candidates(candidates, lambda settings: _resolve(request, context, settings, steps), request.predict)
+
+
+def _format_ranked(each: RankedCandidate) -> str:
+    words = _format_briefly(each.settings)
+    if each.prediction is not None:
+        words += f": {each.prediction.format_figures()}"
+    return f"{words}; not tried, {each.excluded}" if each.excluded else words
 
 
 def _check_key(request: SearchRequest, context: TaskContext, key: str, values: Sequence[str]) -> None:
@@ -244,7 +266,7 @@ def _run_trial(
 
 
 def _summarize(
-    request: SearchRequest, study: Study, best_first: Sequence[TrialResult], num_candidates: int
+    request: SearchRequest, study: Study, best_first: Sequence[TrialResult], ranking: list[RankedCandidate]
 ) -> SearchResult:
     trials = study.record.trials
     done = [trial for trial in best_first if trial.state == "done"]
@@ -264,7 +286,8 @@ def _summarize(
         patch=_write_patch(request, study, best.settings) if is_better else None,
         gain=base.cost / best.cost - 1 if base and base.cost and best.cost else None,
         steps=steps,
-        share_of_grid=steps / (num_candidates * request.rungs[-1]),
+        share_of_grid=steps / (len(ranking) * request.rungs[-1]),
+        ranking=ranking,
         trials=trials,
     )
 
