@@ -18,7 +18,7 @@ from primus.engines.choice import choose_engine
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.package_files import PROGRAM
-from primus.prediction.rank_worker import RankAnswer, RankJob
+from primus.prediction.rank_worker import RankAnswer, RankJob, has_fake_rank
 
 WORKER = "primus.prediction.rank_worker"
 SIDE_BY_SIDE = 2
@@ -95,7 +95,10 @@ def _find_python(trainer: Trainer, environ: Mapping[str, str]) -> str:
     Raises:
         UnfitError: The engine is not installed, or in a version that is not supported.
     """
-    names = tuple(registry.load_plug_in(FRAMEWORKS, trainer.framework).ENGINES)
+    backend = registry.load_plug_in(FRAMEWORKS, trainer.framework)
+    if not has_fake_rank(backend):
+        return sys.executable  # which says so, without the engine
+    names = tuple(backend.ENGINES)
     choice = choose_engine(names, environ, allows_any_version=trainer.training.allow_version)
     if choice is None:
         return sys.executable

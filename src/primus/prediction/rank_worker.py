@@ -13,7 +13,7 @@ from msgspec import Struct
 from primus import patch, registry
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError, format_error_place
-from primus.framework import FRAMEWORKS
+from primus.framework import FRAMEWORKS, Framework
 from primus.prediction.rank_record import RankRecord
 
 
@@ -40,12 +40,17 @@ class RankAnswer(Struct, frozen=True, kw_only=True):
     """The traceback of an error that no one has put into words."""
 
 
+def has_fake_rank(backend: Framework) -> bool:
+    """Whether a framework has a step on fake tensors, instead of the default that refuses it."""
+    return not getattr(backend.run_fake_rank, "is_optional", False)
+
+
 def execute_rank(job: RankJob) -> RankAnswer:
     """The answer for a job; all errors of the engine are in it."""
     name = job.experiment.trainer.framework
     backend = registry.load_plug_in(FRAMEWORKS, name)
     try:
-        if backend.ENGINES:
+        if backend.ENGINES and has_fake_rank(backend):
             for choice in patch.choose_patches(os.environ, lambda: name):
                 if choice.applies:
                     patch.apply_patch(choice)
