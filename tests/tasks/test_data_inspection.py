@@ -241,3 +241,10 @@ def test_a_step_of_fine_tuning_shows_prompts_answers_and_what_counts(run: Run, t
     # What a run refuses is shown, with the reason.
     code, text = run(*words, "--set", "seq_length=21")
     assert code == 0 and "problem: 9 of 9 answers do not fit into seq_length 21" in text
+
+
+def test_samples_that_a_model_generates_are_those_of_runs_rollouts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["direct", "--", "data", "inspect", "--config", "examples:posttrain/quickstart-grpo", "--step", "1"]) == 2
+    )
+    assert "the samples of train rl are what the model generates" in capsys.readouterr().err

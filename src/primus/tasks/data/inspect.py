@@ -218,6 +218,7 @@ def _format_document(document: SurveyedDocument, full: bool) -> str:
 
 def _inspect_step(options: Options, context: TaskContext) -> None:
     from primus import experiment
+    from primus.data.instruction.policy_settings import learns_from_rewards
     from primus.data.open_samples import open_samples
     from primus.data.training import step_samples
 
@@ -237,6 +238,10 @@ def _inspect_step(options: Options, context: TaskContext) -> None:
         if options.step is None:
             number = options.sample[0] // step.global_batch_size + 1
             step = step_samples.plan_step(trained, number, options.world_size)
+    if learns_from_rewards(trained.trainer.backend_args):
+        raise UsageError(
+            "the samples of train rl are what the model generates", "runs rollouts RUN --step N shows those of a run"
+        )
     data = open_samples(trained.trainer, refuses=False)
     step_samples.check_recorded(data, recorded)
     numbers = _select_sample_numbers(options, step)
