@@ -28,6 +28,8 @@ GRANULARITY = "recompute_granularity"
 NATIVE_ACTIVATIONS = 1.1
 """Of native, whose layers keep 1.05 (Qwen 2.5 7B) to 1.21 (DeepSeek-V3) times what the formulas count, by
 `analyze layout`, which executes them."""
+NATIVE_WINDOWS = 1.6
+"""The same of models with windows, softly limited scores or sinks: 1.4 (Gemma 2) to 1.7 (gpt-oss)."""
 NATIVE_LOGITS = 2**30
 """Bytes of logits that native has at once (`CHUNK_BYTES` of its loss)."""
 
@@ -153,7 +155,7 @@ def build_layout(trainer: Trainer, devices: int) -> StepLayout:
         fused=trainer.framework != "torchtitan" or training.compile is not False,
         logit_bytes=(4 if training.bf16 else 8) if native else 12,
         accumulates_gradients=native,
-        kept_activations=NATIVE_ACTIVATIONS if native else 1.0,
+        kept_activations=(NATIVE_WINDOWS if trainer.model.window_size else NATIVE_ACTIVATIONS) if native else 1.0,
         keeps_expert_outputs=not native,
         most_logits=NATIVE_LOGITS if native else math.inf,
     )

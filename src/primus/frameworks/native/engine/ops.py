@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
 
 SINK_CHANNELS = 8
 """Channels of a sink: one has its logit, and kernels want a multiple of eight."""
@@ -139,7 +140,9 @@ def causal_attention(
     if mask is None and window is not None and window < q_BHSC.shape[2]:
         return _attend_in_blocks(q_BHSC, k_BKSC, v_BKSC, sinks_H, softcap, window)
     if softcap is not None:
-        return _attend_softly(q_BHSC, k_BKSC, v_BKSC, mask, softcap)
+        args = q_BHSC, k_BKSC, v_BKSC, mask, softcap
+        # The scores are several times larger than all else of a layer: they are computed again in the backward pass.
+        return checkpoint(_attend_softly, *args, use_reentrant=False, preserve_rng_state=False)
     if sinks_H is not None:
         return _attend_with_sinks(q_BHSC, k_BKSC, v_BKSC, mask, sinks_H)
     if mask is not None:
