@@ -113,7 +113,7 @@ def native_command(folder: Path, name: str, steps: int, peft: str) -> list[str]:
         "disable_last_saving": name != "start",
     }
     if peft != "none":
-        [start] = (folder / "output" / "start").glob("*/checkpoints/step_*")
+        start = (folder / "output" / "start" / "latest").resolve() / "checkpoints" / "step_00000001"
         overrides |= {"peft": peft, "peft_dim": 8, "load": str(start), "finetune": True}
     module = {"framework": "native", "config": "sft_trainer.yaml", "model": "tiny.yaml", "overrides": overrides}
     experiment = {"exp_name": name, "workspace": str(folder / "output"), "modules": {"post_trainer": module}}
