@@ -182,7 +182,7 @@ def test_an_engine_that_is_not_installed_gives_exit_code_3_and_what_to_do(file: 
 def test_fine_tuning_is_compared_and_an_engine_that_only_pre_trains_is_named(file: Path) -> None:
     example = TESTS.parent / "examples" / "posttrain"
     data = {"sft_data_path": str(example / "conversations.jsonl"), "tokenizer_model": str(example / "tokenizer")}
-    lengths = {**SETTINGS, "mock_data": False, "seq_length": 128}
+    lengths = {**SETTINGS, "mock_data": False, "seq_length": 256}
     write_experiment(file.parent, "post_trainer", {**lengths, **data})
     done = compare(file, "exact,near,missing")
     near = next(line.split() for line in done.stdout.splitlines() if line.startswith("near  "))
