@@ -84,6 +84,9 @@ def test_a_completion_ends_at_a_token_a_text_or_where_the_context_is_full() -> N
     for row, completion in zip(whole, found, strict=True):
         assert completion.tokens == (row[: row.index(end) + 1] if end in row else row)
         assert completion.stop_reason == ("stop" if end in row else "length")
+    # Rows that are over stay in the batch until a quarter of it is: those that go on do not notice.
+    lengths = [len(each.tokens) for each in generate(model, PROMPTS, 12, ends=[whole[1][4], whole[2][6]]).completions]
+    assert len(set(lengths)) > 1
     by_text = generate(model, PROMPTS, 12, is_end=lambda tokens: len(tokens) == 3).completions
     assert [each.tokens for each in by_text] == [row[:3] for row in whole]
     full = generate(build(max_position_embeddings=8), PROMPTS, 12).completions

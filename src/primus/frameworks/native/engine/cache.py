@@ -1,12 +1,15 @@
 """Keys and values of the tokens that a model has seen, so that the next token costs one pass over itself.
 
-Sequences begin at position 0 whatever their length, so that tokens have the positions that they have in training. What
-stands behind the end of a shorter prompt is overwritten before a query sees it.
+Tokens have the positions that they have in training: those of each sequence begin at 0. In the cache, prompts end at
+the same column, so that the next tokens of all sequences are written side by side. What stands behind the last column
+is overwritten before a query sees it.
 
-Shape suffixes: B batch, S tokens of a pass, K key/value heads, T tokens of the cache, C channels of one head.
+Shape suffixes: B batch, S tokens of a pass, K key/value heads, T columns of the cache, C channels of one head.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,19 +30,24 @@ class LayerCache:
         """Store keys and values of a pass; returns those that its queries may see."""
         shared = self._shared
         if shared.positions_BS is None:
-            batch, heads, length, _ = k_BKSC.shape
-            # Zeros, because a weight of 0 does not hide what is not a number.
             # At the first pass: a process of a sharded model has some of the heads.
-            self.k_BKTC, self.v_BKTC = (
-                x.new_zeros((batch, heads, shared.length, x.shape[-1])) for x in (k_BKSC, v_BKSC)
-            )
-            shared.num_bytes += sum(x.numel() * x.element_size() for x in (self.k_BKTC, self.v_BKTC))
-            self.k_BKTC[:, :, :length], self.v_BKTC[:, :, :length] = k_BKSC, v_BKSC
+            self.k_BKTC, self.v_BKTC = (self._allocate(x) for x in (k_BKSC, v_BKSC))
             return k_BKSC, v_BKSC
-        rows_B1 = torch.arange(len(shared.positions_BS), device=k_BKSC.device).unsqueeze(1)
-        for cached_BKTC, new_BKSC in ((self.k_BKTC, k_BKSC), (self.v_BKTC, v_BKSC)):
-            cached_BKTC.transpose(1, 2)[rows_B1, shared.positions_BS] = new_BKSC.transpose(1, 2)
-        return self.k_BKTC[:, :, : shared.end], self.v_BKTC[:, :, : shared.end]
+        first, end = shared.end - k_BKSC.shape[2], shared.end
+        self.k_BKTC[:, :, first:end] = k_BKSC
+        self.v_BKTC[:, :, first:end] = v_BKSC
+        return self.k_BKTC[:, :, :end], self.v_BKTC[:, :, :end]
+
+    def _allocate(self, x_BKSC: Tensor) -> Tensor:
+        shared = self._shared
+        batch, heads, _, channels = x_BKSC.shape
+        cached_BKTC = x_BKSC.new_empty((batch, heads, shared.length, channels))
+        shared.num_bytes += cached_BKTC.numel() * cached_BKTC.element_size()
+        # What is left of a shorter prompt is hidden, and a number: a weight of 0 does not hide what is not.
+        columns_BW = torch.arange(shared.width, device=x_BKSC.device) - shared.begins_B.unsqueeze(1)
+        index = columns_BW.clamp_min_(0)[:, None, :, None].expand(-1, heads, -1, channels)
+        cached_BKTC[:, :, : shared.width] = x_BKSC.gather(2, index)
+        return cached_BKTC
 
     def keep(self, rows: Tensor) -> None:
         """Drop all other sequences."""
@@ -51,27 +59,36 @@ class KeyValueCache:
 
     Args:
         num_layers: Of the model.
-        length: Tokens that it holds for each sequence.
-        tables: Rotary tables of layers without and with a window, of as many positions.
+        lengths: Tokens of each prompt.
+        num_further: Columns for the tokens after the longest prompt.
+        tables: Rotary tables of layers without and with a window, of as many positions as there are columns.
     """
 
-    def __init__(self, num_layers: int, length: int, tables: list[tuple[Tensor, Tensor]]) -> None:
-        self.length, self.end = length, length
+    def __init__(
+        self, num_layers: int, lengths: Sequence[int], num_further: int, tables: list[tuple[Tensor, Tensor]]
+    ) -> None:
+        self.width = max(lengths)
+        self.length, self.end = self.width + num_further, self.width
+        device = tables[0][0].device
+        self.begins_B = self.width - torch.tensor(lengths, device=device)
+        """First column of each sequence."""
         self.positions_BS: Tensor | None = None
         """Of the tokens of the next pass; None for the first pass, whose tokens begin at 0."""
         self.num_bytes = 0
         """Memory of the cache, before sequences are dropped."""
+        self._columns_T = torch.arange(self.length, device=device)
         self._tables = tables
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
-    def advance(self, positions: list[int], num_tokens: int) -> None:
-        """Set the positions of the next pass: `num_tokens` of each sequence, from its own on."""
-        begins_B1 = torch.tensor(positions, device=self._tables[0][0].device).unsqueeze(1)
-        self.positions_BS = begins_B1 + torch.arange(num_tokens, device=begins_B1.device)
-        self.end = max(positions) + num_tokens
+    def advance(self, num_new: int, num_tokens: int) -> None:
+        """Set the positions of the next pass: `num_tokens` of each sequence, `num_new` tokens behind its prompt."""
+        first = self.width + num_new
+        self.end = first + num_tokens
+        self.positions_BS = self._columns_T[first : self.end] - self.begins_B.unsqueeze(1)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all other sequences."""
+        self.begins_B = self.begins_B[rows]
         for layer in self.layers:
             layer.keep(rows)
 
@@ -82,9 +99,9 @@ class KeyValueCache:
     def build_mask(self, window: int | None) -> Tensor:
         """Which of the cached keys each query of a pass sees, [B, 1, S, T]."""
         assert self.positions_BS is not None
-        positions_BS1 = self.positions_BS.unsqueeze(-1)
-        keys_T = torch.arange(self.end, device=positions_BS1.device)
-        visible_BST = keys_T <= positions_BS1
+        keys_T = self._columns_T[: self.end]
+        queries_S1 = self._columns_T[self.end - self.positions_BS.shape[1] : self.end].unsqueeze(1)
+        visible_ST = keys_T <= queries_S1
         if window is not None:
-            visible_BST &= keys_T > positions_BS1 - window
-        return visible_BST.unsqueeze(1)
+            visible_ST &= keys_T > queries_S1 - window
+        return (visible_ST & (keys_T >= self.begins_B[:, None, None])).unsqueeze(1)

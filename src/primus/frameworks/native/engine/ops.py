@@ -70,6 +70,8 @@ def choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32 inside (arXiv 1910.07467, equation 4)."""
     if is_eager_on_cpu(x):
+        if not torch.is_grad_enabled():  # an autograd Function costs as much as what it computes for one token
+            return _normalize(x, weight_D, epsilon)[0]
         return _RMSNorm.apply(x, weight_D, epsilon)
     wide = x.to(choose_wide_dtype(x.dtype))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -79,6 +81,9 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, where gate and up are the halves of the last dimension (arXiv 2002.05202, equation 6)."""
     if is_eager_on_cpu(gate_up):
+        if not torch.is_grad_enabled():
+            gate, up = gate_up.chunk(2, -1)
+            return F.silu(gate).mul_(up)
         return _SwiGLU.apply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
@@ -111,6 +116,8 @@ def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor
     sequences have different positions.
     """
     if is_eager_on_cpu(x_BSHC):
+        if not torch.is_grad_enabled():
+            return _apply_rotation(x_BSHC, cosine_S1C, sine_S1C, 1)
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
     first, second = x_BSHC.chunk(2, -1)
     cosine, sine = cosine_S1C.chunk(2, -1)[1], sine_S1C.chunk(2, -1)[1]
@@ -173,11 +180,20 @@ def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tens
     num_queries, groups = q_BHSC.shape[1] // k_BKSC.shape[1], k_BKSC.shape[1]
     if q_BHSC.shape[2] == 1:  # the queries of a key, as rows of one matrix: nothing is repeated
         rows_BKGC = q_BHSC.unflatten(1, (groups, num_queries)).flatten(2, 3)
+        if is_eager_on_cpu(q_BHSC) and not torch.is_grad_enabled() and mask.dtype == torch.bool:
+            return _attend_one_query(rows_BKGC, k_BKSC, v_BKSC, mask).reshape(q_BHSC.shape)
         if mask.shape[1] > 1:
             mask = mask.unflatten(1, (groups, num_queries)).flatten(2, 3)
         return F.scaled_dot_product_attention(rows_BKGC, k_BKSC, v_BKSC, attn_mask=mask).reshape(q_BHSC.shape)
     k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
     return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
+
+
+def _attend_one_query(rows_BKGC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask_B11S: Tensor) -> Tensor:
+    """By two products: torch's fused kernel on a CPU needs twice the time for one query (benchmarks/results)."""
+    scores = (rows_BKGC * rows_BKGC.shape[-1] ** -0.5) @ k_BKSC.transpose(2, 3)
+    scores.masked_fill_(~mask_B11S, -math.inf)
+    return scores.softmax(-1, dtype=choose_wide_dtype(scores.dtype)).to(v_BKSC.dtype) @ v_BKSC
 
 
 def _attend_in_blocks(
@@ -230,15 +246,21 @@ def _attend_softly(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor 
     return scores.masked_fill(~mask, -math.inf).softmax(-1, dtype=wide).to(v_BHSC.dtype) @ v_BHSC
 
 
+def _normalize(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """See `rms_norm`; and 1 / rms of each row."""
+    # One fused pass in float32 instead of square, mean and their float32 copies of a bf16 `x`.
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=choose_wide_dtype(x.dtype))
+    scale = (norm.square_() / x.shape[-1]).add_(epsilon).rsqrt_()
+    return (x * scale).mul_(weight_D).to(x.dtype), scale
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
-        # One fused pass in float32 instead of square, mean and their float32 copies of a bf16 `x`.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=choose_wide_dtype(x.dtype))
-        scale = (norm.square_() / x.shape[-1]).add_(epsilon).rsqrt_()
+        y, scale = _normalize(x, weight_D, epsilon)
         # `scale` is one number for each row; the normalized rows are cheaper to compute again than to keep.
         ctx.save_for_backward(x, weight_D, scale)
-        return (x * scale).mul_(weight_D).to(x.dtype)
+        return y
 
     @staticmethod
     @once_differentiable

@@ -36,6 +36,8 @@ class Sampling(NamedTuple):
 
 
 GREEDY = Sampling()
+MOST_KEPT = 0.75
+"""Share of the rows of a batch that are not over, from which on the others are dropped."""
 
 
 class Completion(NamedTuple):
@@ -90,9 +92,10 @@ def generate(
         _Row(prompt, min(max_new_tokens, context - len(prompt)), _draw_noise(sampling.seed, number, max_new_tokens))
         for number, prompt in zip(range(len(prompts)) if numbers is None else numbers, prompts, strict=True)
     ]
-    length = max(len(row.prompt) + row.limit for row in rows) + 2 * parts
-    documents, tables = model.documents, model.compute_rotary_tables(length, model.frequencies.dtype)
-    cache = KeyValueCache(len(model.layers), length, tables)
+    lengths, num_further = [len(row.prompt) for row in rows], max(row.limit for row in rows) + 2 * parts
+    documents = model.documents
+    tables = model.compute_rotary_tables(max(lengths) + num_further, model.frequencies.dtype)
+    cache = KeyValueCache(len(model.layers), lengths, num_further, tables)
     _attach_cache(model, cache)
     model.documents = None  # one text, whatever tokens it has
     try:
@@ -152,24 +155,27 @@ def _continue_rows(
     width += -width % parts
     tokens_BS = torch.tensor([[*row.prompt, *([0] * (width - len(row.prompt)))] for row in rows], device=device)
     last_B = torch.tensor([len(row.prompt) - 1 for row in rows], device=device)
-    while True:
+    noise_BN = torch.stack([row.noise for row in rows]).to(device)
+    for number in range(noise_BN.shape[1]):
         logits_BV = _compute_logits(model, tokens_BS, last_B)
-        noise_B = torch.stack([row.noise[len(row.tokens)] for row in rows]).to(device)
-        chosen_B1 = choose_tokens(logits_BV, sampling, noise_B).unsqueeze(1)
+        chosen_B1 = choose_tokens(logits_BV, sampling, noise_BN[:, number]).unsqueeze(1)
         scores_B1 = logits_BV.gather(1, chosen_B1) - logits_BV.logsumexp(1, keepdim=True)
         for row, token, score in zip(rows, chosen_B1[:, 0].tolist(), scores_B1[:, 0].tolist(), strict=True):
-            row.tokens.append(token)
-            row.log_probabilities.append(score)
-            row.is_ended = is_end(row)
+            if not row.is_over:
+                row.tokens.append(token)
+                row.log_probabilities.append(score)
+                row.is_ended = is_end(row)
         kept = [place for place, row in enumerate(rows) if not row.is_over]
         if not kept:
             return
-        if len(kept) < len(rows):
+        # Dropping a row copies the cache of all others, and a row that is over costs a part of a pass.
+        if len(kept) <= len(rows) * MOST_KEPT:
             rows = [rows[place] for place in kept]
-            chosen_B1 = chosen_B1[kept]
-            cache.keep(torch.tensor(kept, device=device))
+            places = torch.tensor(kept, device=device)
+            chosen_B1, noise_BN = chosen_B1[places], noise_BN[places]
+            cache.keep(places)
         tokens_BS, last_B = F.pad(chosen_B1, (0, parts - 1)), torch.zeros(len(rows), dtype=torch.int64, device=device)
-        cache.advance([len(row.prompt) + len(row.tokens) - 1 for row in rows], parts)
+        cache.advance(number, parts)
 
 
 def _attach_cache(model: Transformer, cache: KeyValueCache | None) -> None:
