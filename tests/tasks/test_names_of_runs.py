@@ -36,6 +36,7 @@ COMMANDS = {
     "runs export": ("RUN --output x.tar.gz",),
     "runs gate": ("RUN --baseline RUN",),
     "runs plot": ("RUN --html x.html",),
+    "runs rollouts": ("RUN",),
     "runs show": ("RUN",),
     "runs watch": ("RUN",),
     "train pretrain": ("--run RUN", "--replay RUN"),
