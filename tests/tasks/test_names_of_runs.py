@@ -41,6 +41,7 @@ COMMANDS = {
     "runs watch": ("RUN",),
     "train pretrain": ("--run RUN", "--replay RUN"),
     "train posttrain": ("--run RUN", "--replay RUN"),
+    "train rl": ("--run RUN", "--replay RUN"),
 }
 """Words with which each task reads a run."""
 NEEDS_TORCH = ("checkpoint", "data", "analyze", "report", "generate", "evaluate")
