@@ -88,7 +88,8 @@ def prepare_resumed_run(name: str, context: TaskContext) -> LaunchJob:
     """The run that `name` means, resumed."""
     if context.overrides:
         raise UsageError(
-            f"--run resumes a run unchanged and does not accept {context.overrides[0]}", "start a new run with --config"
+            f"--run resumes a run unchanged and does not accept {context.overrides[0]}",
+            f"a new run goes on from its checkpoint, also in another layout: --config FILE --load {name}",
         )
     run = find_run(name, WORKSPACE)
     resolved = experiment.load_run_experiment(run, context.environ)
