@@ -114,3 +114,18 @@ def test_native_needs_what_its_executed_step_needs(
     states = found.weights, found.gathered, found.gradients, found.optimizer
     assert [each / GIB for each in states] == pytest.approx(executed[:4], rel=0.02)
     assert (found.total - found.allowance) / GIB == pytest.approx(executed[4], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "executed"),
+    [("llama3.1_8B", 149_640), ("mixtral_8x7B", 203_068), ("gemma2_9B", 194_590), ("gpt_oss_20B", 185_780)],
+)
+def test_a_layer_of_native_keeps_what_an_executed_one_does(tmp_path: Path, model: str, executed: int) -> None:
+    """Bytes for a token of 4,096: what one more layer adds to `analyze layout` for MI300X. Tolerance: the factors are
+    one for all models without windows, and one for those with them."""
+    text = f"modules:\n  pre_trainer:\n    framework: native\n    model: {model}.yaml\n    overrides:\n"
+    text += "      {mock_data: true, bf16: true, seq_length: 4096, num_layers: 1}\n"
+    (tmp_path / "f.yaml").write_text(text)
+    trainer = experiment.resolve_experiment(tmp_path / "f.yaml", (), {}, is_elsewhere=True).experiment.trainer
+    (found,) = predict_memory(trainer.model, build_layout(trainer, 1))
+    assert found.activations / 4096 == pytest.approx(executed, rel=0.15)

@@ -14,6 +14,8 @@ from primus.frameworks.native.engine.loss import (
     TILE,
     LossSettings,
     _exponentiate,
+    _find_largest,
+    _sum_exponentials,
     choose_chunk,
     count_targets,
     cross_entropy,
@@ -67,10 +69,22 @@ def test_fused_passes_give_the_loss_and_gradients_of_plain_ones(softcap: float |
             loss = cross_entropy(hidden, weight, targets, None, LossSettings(10, softcap, is_fused))
         loss.backward()
         found.append((loss, hidden.grad, weight.grad))
-    torch.testing.assert_close(found[0], found[1])
-    logits = hidden.detach().double() @ weight.detach().double().t()
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    logits = exact[0] @ exact[1].t()
     bent = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    torch.testing.assert_close(found[0][0], F.cross_entropy(bent, targets, reduction="sum"), rtol=1e-6, atol=1e-6)
+    F.cross_entropy(bent, targets, reduction="sum").backward()
+    torch.testing.assert_close(found[0], found[1])
+    for one, other in zip(found[0][1:], (each.grad for each in exact), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_target_in_the_part_of_another_process_adds_nothing_here() -> None:
+    """The logit of the target is that of the one process whose columns have it, also next to their borders."""
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([0, 4, 5, 9]).unsqueeze(1)
+    largest = _find_largest(logits, None)
+    parts = [_sum_exponentials(logits[:, begin : begin + 5], largest, targets - begin, None) for begin in (0, 5)]
+    torch.testing.assert_close(parts[0] + parts[1], _sum_exponentials(logits, largest, targets, None))
 
 
 @pytest.mark.parametrize("chunk", [64, 300, 512])

@@ -112,3 +112,11 @@ def test_a_window_stays_within_documents() -> None:
     whole = documents.build_attention_mask(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
     mask = documents.limit_to_window(whole, 3, 8, whole.device)[0, 0]
     assert [row.nonzero().flatten().tolist() for row in mask][3:] == [[1, 2, 3], [4], [4, 5], [4, 5, 6], [5, 6, 7]]
+
+
+def test_softly_limited_scores_are_not_kept_for_the_backward_pass() -> None:
+    sizes: list[int] = []
+    q, k, v = (torch.randn(1, 2, 64, 4, requires_grad=True) for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: sizes.append(each.numel()) or each, lambda each: each):
+        ops.causal_attention(q, k, v, softcap=5.0).sum().backward()
+    assert max(sizes, default=0) < 2 * 64 * 64

@@ -16,7 +16,7 @@ from primus.config.schema import ModelSpec, OptimizerConfig, ParallelConfig
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine.layout import ALONE, Layout, build_layout
 from primus.frameworks.native.engine.loss import IGNORED
-from primus.frameworks.native.engine.model import build_model, initialize_weights
+from primus.frameworks.native.engine.model import Transformer, build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.recompute import ActivationMemory
 from primus.frameworks.native.engine.spikes import LossWindow
@@ -27,8 +27,10 @@ from primus.frameworks.native.engine.step import (
     Trainable,
     evaluate_batches,
     prepare_model,
+    shard_model,
     train_step,
 )
+from primus.session.fake_run.fake_group import join_fake_group
 
 SPEC = ModelSpec(
     num_layers=2,
@@ -320,3 +322,14 @@ def snapshot(prepared: Trainable, optimizer: torch.optim.Optimizer) -> dict[str,
     for index, state in optimizer.state_dict()["state"].items():
         numbers |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     return numbers
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch while it compiles
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_loss_is_compiled_where_each_layer_is(compiles: bool) -> None:
+    with join_fake_group(0, 2):
+        layout = build_layout(ParallelConfig(use_distributed_optimizer=True), torch.device("cpu"), 2)
+        with torch.device("meta"):
+            model = Transformer(SPEC, layout)
+        shard_model(model, compile=compiles)
+        assert model.loss_settings.is_fused == compiles

@@ -89,7 +89,7 @@ def prepare_resumed_run(name: str, context: TaskContext) -> LaunchJob:
     if context.overrides:
         raise UsageError(
             f"--run resumes a run unchanged and does not accept {context.overrides[0]}",
-            f"a new run goes on from its checkpoint, also in another layout: --config FILE --load {name}",
+            f"to continue from its checkpoint in a new run, also in another layout: --config FILE --load {name}",
         )
     run = find_run(name, WORKSPACE)
     resolved = experiment.load_run_experiment(run, context.environ)
